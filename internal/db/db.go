@@ -1,0 +1,210 @@
+package db
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Kind names the database behind a DB.
+type Kind string
+
+// The two databases helmr runs on.
+const (
+	SQLite     Kind = "sqlite"
+	PostgreSQL Kind = "postgres"
+)
+
+// DB is an open database. It is safe for concurrent use.
+type DB struct {
+	kind    Kind
+	reads   *sql.DB // read pool of SQLite; the only pool of PostgreSQL
+	writer  *writer // SQLite only
+	hub     *Hub
+	lock    *instanceLock // SQLite only: a second server on the file is refused
+	cancel  context.CancelFunc
+	done    sync.WaitGroup
+	queries sync.Map // SQL text as written -> text for this database
+}
+
+// Open opens the database at url without touching its schema. url is "sqlite:PATH" or a "postgres:" URL.
+func Open(ctx context.Context, url string) (*DB, error) {
+	switch {
+	case strings.HasPrefix(url, "sqlite:"):
+		return openSQLite(ctx, strings.TrimPrefix(url, "sqlite:"))
+	case strings.HasPrefix(url, "postgres:"), strings.HasPrefix(url, "postgresql:"):
+		return openPostgres(ctx, url)
+	}
+	return nil, errors.New(`database URL: want "sqlite:PATH" or "postgres://USER:PASSWORD@HOST/NAME"`)
+}
+
+// Kind tells which database this is.
+func (d *DB) Kind() Kind { return d.kind }
+
+// Hub gives the topics that committed transactions signal.
+func (d *DB) Hub() *Hub { return d.hub }
+
+// Close ends running work and closes the database.
+func (d *DB) Close() error {
+	d.cancel()
+	if d.writer != nil {
+		d.writer.stop()
+	}
+	d.done.Wait()
+	err := d.reads.Close()
+	if d.lock != nil {
+		d.lock.release()
+	}
+	return err
+}
+
+// Write runs fn in a transaction and returns once its effect is durable. If fn returns an error nothing of it stays.
+// fn may run more than once; it must not keep tx, call outside systems or wait for anything.
+func (d *DB) Write(ctx context.Context, fn func(tx *Tx) error) error {
+	if d.kind == SQLite {
+		return d.writer.do(ctx, fn)
+	}
+	return d.writePostgres(ctx, fn)
+}
+
+// Read runs fn on one consistent snapshot. Writes inside it fail.
+func (d *DB) Read(ctx context.Context, fn func(tx *Tx) error) error {
+	opts := &sql.TxOptions{ReadOnly: true}
+	if d.kind == PostgreSQL {
+		opts.Isolation = sql.LevelRepeatableRead
+	}
+	stx, err := d.reads.BeginTx(ctx, opts)
+	if err != nil {
+		return fmt.Errorf("begin read: %w", err)
+	}
+	defer func() { _ = stx.Rollback() }()
+	return fn(&Tx{db: d, q: stx, ctx: ctx})
+}
+
+// Tx is a running transaction.
+type Tx struct {
+	db      *DB
+	q       querier
+	ctx     context.Context
+	topics  []string
+	prepare func(string) (*sql.Stmt, error)
+}
+
+type querier interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// Exec runs a statement and gives the number of rows it changed.
+func (t *Tx) Exec(query string, args ...any) (int64, error) {
+	res, err := t.exec(query, args)
+	if err != nil {
+		return 0, err
+	}
+	return res.RowsAffected()
+}
+
+func (t *Tx) exec(query string, args []any) (sql.Result, error) {
+	text := t.db.text(query)
+	if t.prepare != nil {
+		st, err := t.prepare(text)
+		if err != nil {
+			return nil, err
+		}
+		return st.ExecContext(t.ctx, args...)
+	}
+	return t.q.ExecContext(t.ctx, text, args...)
+}
+
+// Query runs a SELECT; each row is handed to scan. It stops at the first error.
+func (t *Tx) Query(scan func(scan func(dest ...any) error) error, query string, args ...any) error {
+	text := t.db.text(query)
+	var rows *sql.Rows
+	var err error
+	if t.prepare != nil {
+		st, perr := t.prepare(text)
+		if perr != nil {
+			return perr
+		}
+		rows, err = st.QueryContext(t.ctx, args...)
+	} else {
+		rows, err = t.q.QueryContext(t.ctx, text, args...)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rows.Close() }()
+	for rows.Next() {
+		if err := scan(rows.Scan); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+// Get scans the single row of query into dest. It tells whether there was one.
+func (t *Tx) Get(dest []any, query string, args ...any) (bool, error) {
+	found := false
+	err := t.Query(func(scan func(...any) error) error {
+		if found {
+			return nil
+		}
+		found = true
+		return scan(dest...)
+	}, query, args...)
+	return found, err
+}
+
+// Signal asks that whoever waits on topic looks again once this transaction is committed.
+func (t *Tx) Signal(topic string) {
+	for _, have := range t.topics {
+		if have == topic {
+			return
+		}
+	}
+	t.topics = append(t.topics, topic)
+}
+
+// Context is the context the transaction runs under.
+func (t *Tx) Context() context.Context { return t.ctx }
+
+// text turns a statement as written into the database's own: {lock} and placeholders.
+func (d *DB) text(query string) string {
+	if s, ok := d.queries.Load(query); ok {
+		return s.(string)
+	}
+	s := query
+	if d.kind == PostgreSQL {
+		s = strings.ReplaceAll(s, "{lock}", "FOR UPDATE")
+		var b strings.Builder
+		n := 0
+		for i := 0; i < len(s); i++ {
+			if s[i] == '?' {
+				n++
+				b.WriteString("$" + strconv.Itoa(n))
+				continue
+			}
+			b.WriteByte(s[i])
+		}
+		s = b.String()
+	} else {
+		s = strings.ReplaceAll(s, "{lock}", "")
+	}
+	d.queries.Store(query, s)
+	return s
+}
+
+// Millis gives t as the database stores it.
+func Millis(t time.Time) int64 { return t.UnixMilli() }
+
+// Time gives the time that the database stored as ms.
+func Time(ms int64) time.Time { return time.UnixMilli(ms).UTC() }
+
+// In gives "?, ?, ?" for n values of an IN list; n must be positive.
+func In(n int) string { return strings.TrimSuffix(strings.Repeat("?, ", n), ", ") }
