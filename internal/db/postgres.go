@@ -12,9 +12,10 @@ import (
 )
 
 const (
-	pgConns       = 32
-	pgAttempts    = 20
-	signalChannel = "helmr_signals"
+	pgConns        = 32
+	pgAttempts     = 20
+	uniqueAttempts = 3
+	signalChannel  = "helmr_signals"
 )
 
 func openPostgres(ctx context.Context, url string) (*DB, error) {
@@ -38,7 +39,10 @@ func openPostgres(ctx context.Context, url string) (*DB, error) {
 func (d *DB) writePostgres(ctx context.Context, fn func(*Tx) error) error {
 	for attempt := 1; ; attempt++ {
 		err := d.tryPostgres(ctx, fn)
-		if err == nil || !IsConflict(err) || attempt == pgAttempts || ctx.Err() != nil {
+		// A unique violation may be a race with a transaction that has committed since: run again, the rooms look
+		// before they write and name the conflict themselves. One that stays is returned.
+		again := IsConflict(err) && attempt < pgAttempts || IsUnique(err) && attempt < uniqueAttempts
+		if err == nil || !again || ctx.Err() != nil {
 			return err
 		}
 		pause := time.Duration(rand.IntN(attempt*4)+1) * time.Millisecond
