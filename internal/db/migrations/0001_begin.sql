@@ -93,6 +93,7 @@ CREATE TABLE deployments (
   version BIGINT NOT NULL,
   bundle_digest TEXT NOT NULL,
   program_digest TEXT NOT NULL,
+  program_entry TEXT NOT NULL,
   created_at BIGINT NOT NULL,
   promoted_at BIGINT,
   UNIQUE (environment_id, version),

@@ -1,0 +1,115 @@
+package deployment
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/fault"
+)
+
+// AgentDefinition is what one Deployment says of an Agent. Periods are milliseconds; nil means never (for
+// MaxTurnDurationMs: unbounded).
+type AgentDefinition struct {
+	AgentID              string
+	TemplateID           string
+	MaxTurnDurationMs    *int64
+	CloseAfterIdleMs     *int64
+	HibernateAfterIdleMs *int64
+}
+
+// TemplateDefinition is what one Deployment says of a Template. ImageDigest names the object that holds the image as
+// an OCI archive; ImageConfig is the image's run configuration ({"env", "workdir", "user"}). A nil DiskMiB means the
+// platform's default disk; a nil DeleteAfterUnusedMs means never.
+type TemplateDefinition struct {
+	TemplateID          string
+	MilliCPU            int64
+	MemoryMiB           int64
+	DiskMiB             *int64
+	ImageDigest         string
+	DeleteAfterUnusedMs *int64
+	ImageConfig         json.RawMessage
+}
+
+// Current gives the current Deployment of an Environment. Without one it fails with no_current_deployment.
+func Current(tx *db.Tx, environmentID string) (string, error) {
+	deploymentID, err := currentOrNone(tx, environmentID)
+	if err == nil && deploymentID == "" {
+		return "", fault.New(fault.NoCurrentDeployment, "The Environment has no current Deployment; deploy or promote one first.")
+	}
+	return deploymentID, err
+}
+
+// currentOrNone is Current with "" for none.
+func currentOrNone(tx *db.Tx, environmentID string) (string, error) {
+	var deploymentID string
+	if _, err := tx.Get([]any{&deploymentID}, sqlCurrent, environmentID); err != nil {
+		return "", fmt.Errorf("read current deployment: %w", err)
+	}
+	return deploymentID, nil
+}
+
+// FindAgent gives the definition of an Agent in a Deployment, nil if the Deployment does not declare it.
+func FindAgent(tx *db.Tx, deploymentID, agentID string) (*AgentDefinition, error) {
+	a := AgentDefinition{AgentID: agentID}
+	found, err := tx.Get([]any{&a.TemplateID, &a.MaxTurnDurationMs, &a.CloseAfterIdleMs, &a.HibernateAfterIdleMs}, sqlFindAgent, deploymentID, agentID)
+	if err != nil {
+		return nil, fmt.Errorf("read agent definition: %w", err)
+	}
+	if !found {
+		return nil, nil
+	}
+	return &a, nil
+}
+
+// FindTemplate gives the definition of a Template in a Deployment, nil if the Deployment does not declare it.
+func FindTemplate(tx *db.Tx, deploymentID, templateID string) (*TemplateDefinition, error) {
+	t := TemplateDefinition{TemplateID: templateID}
+	var text string
+	found, err := tx.Get([]any{&t.MilliCPU, &t.MemoryMiB, &t.DiskMiB, &t.ImageDigest, &t.DeleteAfterUnusedMs, &text}, sqlFindTemplate, deploymentID, templateID)
+	if err != nil {
+		return nil, fmt.Errorf("read template definition: %w", err)
+	}
+	if !found {
+		return nil, nil
+	}
+	var rest templateRest
+	if err := json.Unmarshal([]byte(text), &rest); err != nil {
+		return nil, fmt.Errorf("decode template definition: %w", err)
+	}
+	t.ImageConfig = rest.ImageConfig
+	return &t, nil
+}
+
+// AgentDeleted tells whether an Agent identity of the Environment is marked deleted. An unknown Agent is not.
+func AgentDeleted(tx *db.Tx, environmentID, agentID string) (bool, error) {
+	var deletedAt *int64
+	if _, err := tx.Get([]any{&deletedAt}, sqlAgentDeletedAt, environmentID, agentID); err != nil {
+		return false, fmt.Errorf("read agent: %w", err)
+	}
+	return deletedAt != nil, nil
+}
+
+// Program gives the program of a Deployment: the digest of its object and the entry file inside it.
+func Program(tx *db.Tx, deploymentID string) (digest, entry string, err error) {
+	found, err := tx.Get([]any{&digest, &entry}, sqlProgram, deploymentID)
+	if err != nil {
+		return "", "", fmt.Errorf("read program: %w", err)
+	}
+	if !found {
+		return "", "", fmt.Errorf("read program: deployment %s does not exist", deploymentID)
+	}
+	return digest, entry, nil
+}
+
+// agentRest and templateRest are the definition columns: what is shown or handed on, but never searched for.
+type agentRest struct {
+	Triggers json.RawMessage `json:"triggers"`
+}
+
+type templateRest struct {
+	ImageConfig    json.RawMessage `json:"image_config"`
+	Network        json.RawMessage `json:"network"`
+	PrepareNetwork json.RawMessage `json:"prepare_network"`
+	PrepareSecrets json.RawMessage `json:"prepare_secrets"`
+}
