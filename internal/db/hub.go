@@ -1,8 +1,12 @@
 package db
 
-import "sync"
+import (
+	"strings"
+	"sync"
+)
 
-// Hub carries signals from committed transactions to whoever waits in this process. Topics are free text.
+// Hub carries signals from committed transactions to whoever waits in this process. A topic is a path: a signal for
+// "a/b" reaches those who subscribed to "a/b" and to "a".
 type Hub struct {
 	mu     sync.Mutex
 	topics map[string]map[*Subscription]struct{}
@@ -59,14 +63,21 @@ func (h *Hub) Signal(topics ...string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range topics {
-		for s := range h.topics[t] {
-			if s.onFire != nil {
-				s.onFire(t)
-			}
-			select {
-			case s.C <- struct{}{}:
-			default:
-			}
+		h.fireLocked(t, t)
+		if i := strings.LastIndexByte(t, '/'); i > 0 {
+			h.fireLocked(t[:i], t)
+		}
+	}
+}
+
+func (h *Hub) fireLocked(topic, signalled string) {
+	for s := range h.topics[topic] {
+		if s.onFire != nil {
+			s.onFire(signalled)
+		}
+		select {
+		case s.C <- struct{}{}:
+		default:
 		}
 	}
 }

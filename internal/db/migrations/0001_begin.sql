@@ -177,6 +177,7 @@ CREATE TABLE computers (
   lease_epoch BIGINT NOT NULL,
   work_wanted INTEGER NOT NULL CHECK (work_wanted IN (0, 1)),
   stopping TEXT CHECK (stopping IN ('unused', 'shutdown', 'drain')),
+  stopping_save_id TEXT,
   start_failures BIGINT NOT NULL,
   retry_at BIGINT,
   last_save_number BIGINT NOT NULL,
@@ -241,6 +242,7 @@ CREATE TABLE sessions (
 CREATE UNIQUE INDEX sessions_key ON sessions (environment_id, agent_id, key) WHERE key IS NOT NULL AND status IN ('open', 'closing');
 CREATE INDEX sessions_environment ON sessions (environment_id, id);
 CREATE INDEX sessions_computer ON sessions (computer_id, id);
+CREATE INDEX sessions_unreleased ON sessions (computer_id) WHERE released_at IS NULL;
 CREATE INDEX sessions_parent ON sessions (parent_session_id) WHERE parent_session_id IS NOT NULL;
 CREATE INDEX sessions_idle ON sessions (idle_since) WHERE status = 'open' AND idle_since IS NOT NULL AND close_after_idle_ms IS NOT NULL;
 CREATE TABLE session_events (
@@ -272,6 +274,7 @@ CREATE TABLE session_processes (
   recovery TEXT NOT NULL,
   stop_reason TEXT,
   failure_reason TEXT,
+  stopping_at BIGINT,
   last_operation BIGINT NOT NULL,
   created_at BIGINT NOT NULL,
   ended_at BIGINT,
@@ -296,6 +299,7 @@ CREATE TABLE turns (
   process_epoch BIGINT,
   processing_open INTEGER NOT NULL CHECK (processing_open IN (0, 1)),
   abort_reason TEXT CHECK (abort_reason IN ('interrupted', 'cancelled', 'deadline', 'shutdown')),
+  abort_at BIGINT,
   output_bytes BIGINT NOT NULL,
   deadline_at BIGINT,
   save_id TEXT REFERENCES saves (id),
@@ -313,3 +317,4 @@ CREATE INDEX turns_unfinished ON turns (session_id, sequence) WHERE status IN ('
 CREATE INDEX turns_computer ON turns (computer_id) WHERE status IN ('queued', 'running', 'finalizing');
 CREATE INDEX turns_save ON turns (save_id) WHERE status = 'finalizing';
 CREATE INDEX turns_deadline ON turns (deadline_at) WHERE status = 'running' AND deadline_at IS NOT NULL;
+CREATE INDEX turns_aborting ON turns (abort_at) WHERE status = 'running' AND abort_at IS NOT NULL;
