@@ -3,6 +3,7 @@ module helmr.dev/helmr
 go 1.26.0
 
 require (
+	connectrpc.com/connect v1.21.1 // indirect
 	github.com/danielgtaylor/huma/v2 v2.37.2 // indirect
 	github.com/dustin/go-humanize v1.1.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
