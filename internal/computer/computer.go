@@ -1,0 +1,111 @@
+package computer
+
+import (
+	"fmt"
+	"time"
+
+	"helmr.dev/helmr/internal/fault"
+)
+
+// Residency says where a Computer's disk and memory are.
+type Residency string
+
+// The residencies of a Computer.
+const (
+	Cold        = Residency("cold")
+	Starting    = Residency("starting")
+	Running     = Residency("running")
+	Hibernating = Residency("hibernating")
+	Hibernated  = Residency("hibernated")
+	Resuming    = Residency("resuming")
+	Unavailable = Residency("unavailable")
+)
+
+// residencies lists the allowed arrows. Hibernation has its rows here already; nothing takes them yet.
+var residencies = map[Residency][]Residency{
+	Cold:        {Starting, Unavailable},
+	Starting:    {Running, Cold, Unavailable},
+	Running:     {Hibernating, Cold},
+	Hibernating: {Running, Hibernated, Cold},
+	Hibernated:  {Resuming},
+	Resuming:    {Running, Cold},
+	Unavailable: {Cold},
+}
+
+// Limits of starting and emptying Computers.
+const (
+	DefaultDiskMiB   = 32 * 1024
+	StartFailures    = 5
+	UnavailableRetry = 5 * time.Minute
+	StaysUnused      = 60 * time.Second
+	WorkerLostAfter  = 60 * time.Second
+	ServerWarmUp     = 120 * time.Second
+)
+
+// Stopping reasons: why a resident Computer is being emptied.
+const (
+	StopUnused   = "unused"
+	StopShutdown = "shutdown"
+)
+
+// Row is a Computer as stored. Change it through the functions of this package, then Update it.
+type Row struct {
+	ID, EnvironmentID         string
+	Key                       *string
+	TemplateID, DeploymentID  string
+	Status                    string
+	Residency                 Residency
+	ExecutionWait             *string
+	ErrorCode, ErrorMessage   *string
+	MilliCPU, MemoryMiB       int64
+	DiskMiB                   int64
+	ImageDigest               string
+	WorkerID                  *string
+	LeaseEpoch                int64
+	WorkWanted                bool
+	Stopping, StoppingSaveID  *string
+	StartFailures             int64
+	RetryAt                   *int64
+	LastSaveNumber            int64
+	RecoverySaveID            *string
+	UnusedSince               *int64
+	LastActivityAt, CreatedAt int64
+	UpdatedAt                 int64
+	changed                   bool
+}
+
+// move takes one arrow of the residency table.
+func (r *Row) move(to Residency, now int64) error {
+	for _, allowed := range residencies[r.Residency] {
+		if allowed == to {
+			r.Residency = to
+			r.touch(now)
+			return nil
+		}
+	}
+	return fmt.Errorf("computer %s: residency %s cannot become %s", r.ID, r.Residency, to)
+}
+
+func (r *Row) touch(now int64) {
+	r.UpdatedAt = now
+	r.changed = true
+}
+
+// Resident tells whether a Worker holds the Computer.
+func (r *Row) Resident() bool { return r.WorkerID != nil }
+
+// RequireWork refuses new work on a Computer that cannot take any.
+func (r *Row) RequireWork() error {
+	switch r.Status {
+	case "deleting":
+		return fault.New(fault.ComputerDeleting, "computer %s is being deleted and takes no new work", r.ID)
+	case "deleted":
+		return fault.New(fault.ComputerNotFound, "computer %s does not exist", r.ID)
+	}
+	return nil
+}
+
+// startBackoff is the wait before the next start after n failures in a row: 1 s doubling to 16 s.
+func startBackoff(n int64) time.Duration { return time.Second << min(max(n-1, 0), 4) }
+
+func ptr[T any](v T) *T { return &v }

@@ -1,0 +1,19 @@
+// Package computer is the room of Computers: durable Linux machines, where they run, and the Saves of their disks. It
+// also knows the Workers, since a Computer that is resident is resident on one of them.
+//
+// It is not where work is decided: the turn room says that runnable work exists (Want), and this room places the
+// Computer on a Worker. It starts no sandbox; a Worker does, and reports through the turn room's Exchange.
+//
+// Residency (the table is residencies in computer.go):
+//
+//	cold ---------> starting ----> running ----> cold           placed, guest ready, emptied and saved
+//	starting -----> cold | unavailable                         start failed; the fifth failure in a row
+//	running ------> cold                                       lost, or its last Save published and the sandbox gone
+//	unavailable --> cold                                       retried every five minutes
+//
+// Invariants: a Computer has a Worker exactly while it is starting or running. lease_epoch grows with each placement;
+// whatever a Worker reports counts only under the epoch of the present placement. Saves are numbered per Computer; a
+// Save may be joined by Turns until its capture begins; the recovery point is the published Save with the highest number.
+//
+// Tables owned: workers, computers, saves.
+package computer

@@ -1,0 +1,187 @@
+package computer
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/loop"
+)
+
+// LostTopic is signalled when a Worker was found lost: the turn room records what that means for its Computers.
+const LostTopic = "workers-lost"
+
+// Loops gives the room's background work: placing Computers, emptying unused ones, finding lost Workers.
+func (s *Service) Loops() []loop.Piece {
+	return []loop.Piece{
+		{Name: "computer.dispatch", Every: 5 * time.Second, Topics: []string{DispatchTopic}, Run: s.dispatch},
+		{Name: "computer.unused", Every: 10 * time.Second, Run: s.emptyUnused},
+		{Name: "computer.workers", Every: 5 * time.Second, Run: s.findLost},
+	}
+}
+
+// free is what a Worker has left.
+type free struct {
+	workerID             string
+	cpu, memory, diskMiB int64
+}
+
+func (f *free) fits(r *Row) bool {
+	return f.cpu >= r.MilliCPU && f.memory >= r.MemoryMiB && f.diskMiB >= r.DiskMiB
+}
+
+// dispatch places every Computer that is wanted and not resident on a Worker with room.
+func (s *Service) dispatch(ctx context.Context) (time.Duration, error) {
+	now := db.Millis(s.now())
+	var wanted []string
+	var next *int64
+	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
+		next = nil
+		if wanted, err = ids(tx, sqlWanted, now); err != nil {
+			return err
+		}
+		_, err = tx.Get([]any{&next}, sqlNextTry, now)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("find wanted computers: %w", err)
+	}
+	for _, computerID := range wanted {
+		if err := s.place(ctx, computerID); err != nil {
+			return 0, err
+		}
+	}
+	if next != nil {
+		return time.Duration(*next-now) * time.Millisecond, nil
+	}
+	return 0, nil
+}
+
+func (s *Service) place(ctx context.Context, computerID string) error {
+	err := s.db.Write(ctx, func(tx *db.Tx) error {
+		now := db.Millis(s.now())
+		r, err := Lock(tx, computerID)
+		if err != nil || !r.WorkWanted || r.Resident() || r.Status != "available" || (r.RetryAt != nil && *r.RetryAt > now) {
+			return err
+		}
+		wait, worker, err := s.choose(tx, r)
+		if err != nil {
+			return err
+		}
+		if wait != "" {
+			if r.ExecutionWait == nil || *r.ExecutionWait != wait {
+				r.ExecutionWait = &wait
+				r.touch(now)
+			}
+			return Update(tx, r)
+		}
+		if r.Residency == Unavailable {
+			if err := r.move(Cold, now); err != nil {
+				return err
+			}
+		}
+		r.WorkerID, r.ExecutionWait, r.RetryAt, r.Stopping, r.StoppingSaveID, r.UnusedSince = &worker, nil, nil, nil, nil, nil
+		r.LeaseEpoch++
+		if err := r.move(Starting, now); err != nil {
+			return err
+		}
+		SignalWorker(tx, r)
+		return Update(tx, r)
+	})
+	if err != nil {
+		return fmt.Errorf("place computer %s: %w", computerID, err)
+	}
+	return nil
+}
+
+// choose gives the Worker for r, or what it has to wait for.
+func (s *Service) choose(tx *db.Tx, r *Row) (wait, workerID string, err error) {
+	var count, cpu, memory, maxCount, maxCPU, maxMemory int64
+	if _, err := tx.Get([]any{&count, &cpu, &memory}, sqlEnvironmentUse, r.EnvironmentID); err != nil {
+		return "", "", fmt.Errorf("read use: %w", err)
+	}
+	if _, err := tx.Get([]any{&maxCount, &maxCPU, &maxMemory}, sqlEnvironmentMax, r.EnvironmentID); err != nil {
+		return "", "", fmt.Errorf("read limits: %w", err)
+	}
+	if count+1 > maxCount || cpu+r.MilliCPU > maxCPU || (memory+r.MemoryMiB)<<20 > maxMemory {
+		return "environment_limit", "", nil
+	}
+	best := ""
+	err = tx.Query(func(sc func(...any) error) error {
+		var f free
+		if err := sc(&f.workerID, &f.cpu, &f.memory, &f.diskMiB); err != nil {
+			return err
+		}
+		if best == "" && f.fits(r) {
+			best = f.workerID
+		}
+		return nil
+	}, sqlFree)
+	if err != nil {
+		return "", "", fmt.Errorf("read workers: %w", err)
+	}
+	if best == "" {
+		return "scheduling", "", nil
+	}
+	return "", best, nil
+}
+
+// emptyUnused begins to empty Computers that nothing has used for a while.
+func (s *Service) emptyUnused(ctx context.Context) (time.Duration, error) {
+	before := db.Millis(s.now().Add(-StaysUnused))
+	var unused []string
+	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
+		unused, err = ids(tx, sqlUnused, before)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("find unused computers: %w", err)
+	}
+	for _, computerID := range unused {
+		err := s.db.Write(ctx, func(tx *db.Tx) error {
+			r, err := Lock(tx, computerID)
+			if err != nil || r.Residency != Running || r.Stopping != nil || r.UnusedSince == nil || *r.UnusedSince > before {
+				return err
+			}
+			r.Stopping = ptr(StopUnused)
+			r.touch(db.Millis(s.now()))
+			SignalWorker(tx, r)
+			return Update(tx, r)
+		})
+		if err != nil {
+			return 0, fmt.Errorf("empty computer %s: %w", computerID, err)
+		}
+	}
+	return 0, nil
+}
+
+// findLost marks Workers that have been silent for too long. A server that has just begun waits for them first.
+func (s *Service) findLost(ctx context.Context) (time.Duration, error) {
+	now := s.now()
+	if now.Sub(s.readySince) < ServerWarmUp {
+		return 0, nil
+	}
+	before := db.Millis(now.Add(-WorkerLostAfter))
+	var silent []string
+	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
+		silent, err = ids(tx, sqlWorkersSilent, before)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("find silent workers: %w", err)
+	}
+	for _, workerID := range silent {
+		err := s.db.Write(ctx, func(tx *db.Tx) error {
+			n, err := tx.Exec(sqlWorkerLost, workerID, before)
+			if n > 0 {
+				tx.Signal(LostTopic)
+			}
+			return err
+		})
+		if err != nil {
+			return 0, fmt.Errorf("mark worker %s lost: %w", workerID, err)
+		}
+	}
+	return 0, nil
+}

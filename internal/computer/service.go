@@ -1,0 +1,94 @@
+package computer
+
+import (
+	"context"
+	"time"
+
+	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/fault"
+)
+
+// Service answers questions about Computers and keeps the Workers.
+type Service struct {
+	db  *db.DB
+	now func() time.Time
+	// readySince is when this server began: Workers that are silent are given time to come back after a restart.
+	readySince time.Time
+}
+
+// NewService makes the room's service. now is the clock.
+func NewService(d *db.DB, now func() time.Time) *Service {
+	return &Service{db: d, now: now, readySince: now()}
+}
+
+// Filter selects Computers: Key alone, or a page after Cursor.
+type Filter struct {
+	Key    string
+	Cursor string
+	Limit  int
+}
+
+// Get gives one Computer of an Environment; computer_not_found if it is not there.
+func (s *Service) Get(ctx context.Context, environmentID, computerID string) (api.Computer, error) {
+	var out api.Computer
+	err := s.db.Read(ctx, func(tx *db.Tx) error {
+		r, err := one(tx, sqlGet, environmentID, computerID)
+		if err == nil && r == nil {
+			err = fault.New(fault.ComputerNotFound, "computer %s does not exist in this Environment", computerID)
+		}
+		if err != nil {
+			return err
+		}
+		out = r.view()
+		return nil
+	})
+	return out, err
+}
+
+// List gives Computers, latest first. A Key gives the one Computer, not deleted, that has it, or none.
+func (s *Service) List(ctx context.Context, environmentID string, f Filter) (api.ComputerPage, error) {
+	page := api.ComputerPage{Computers: []api.Computer{}}
+	err := s.db.Read(ctx, func(tx *db.Tx) error {
+		page = api.ComputerPage{Computers: []api.Computer{}}
+		if f.Key != "" {
+			r, err := one(tx, sqlByKey, environmentID, f.Key)
+			if err == nil && r != nil {
+				page.Computers = append(page.Computers, r.view())
+			}
+			return err
+		}
+		before := f.Cursor
+		if before == "" {
+			before = "~" // sorts after every id
+		}
+		return tx.Query(func(sc func(...any) error) error {
+			r, err := scan(sc)
+			if err != nil {
+				return err
+			}
+			if len(page.Computers) == f.Limit {
+				page.NextCursor = page.Computers[f.Limit-1].ID
+				return nil
+			}
+			page.Computers = append(page.Computers, r.view())
+			return nil
+		}, sqlList, environmentID, before, f.Limit+1)
+	})
+	return page, err
+}
+
+func (r *Row) view() api.Computer {
+	c := api.Computer{ID: r.ID, Template: r.TemplateID, DeploymentID: r.DeploymentID, Status: r.Status, Residency: string(r.Residency),
+		ExecutionWait: r.ExecutionWait, LastActivityAt: api.At(r.LastActivityAt), CreatedAt: api.At(r.CreatedAt), UpdatedAt: api.At(r.UpdatedAt)}
+	if r.Key != nil {
+		c.Key = *r.Key
+	}
+	if r.ErrorCode != nil {
+		c.Error = &api.ComputerError{Code: *r.ErrorCode}
+		if r.ErrorMessage != nil {
+			c.Error.Message = *r.ErrorMessage
+		}
+	}
+	return c
+}

@@ -1,0 +1,47 @@
+package computer
+
+const (
+	columns = `id, environment_id, key, template_id, deployment_id, status, residency, execution_wait, error_code, error_message,
+		milli_cpu, memory_mib, disk_mib, image_digest, worker_id, lease_epoch, work_wanted, stopping, stopping_save_id, start_failures, retry_at,
+		last_save_number, recovery_save_id, unused_since, last_activity_at, created_at, updated_at`
+
+	sqlInsert = `INSERT INTO computers (` + columns + `)
+		VALUES (?, ?, ?, ?, ?, 'available', 'cold', NULL, NULL, NULL, ?, ?, ?, ?, NULL, 0, 0, NULL, NULL, 0, NULL, 0, NULL, ?, ?, ?, ?)`
+	sqlLock   = `SELECT ` + columns + ` FROM computers WHERE id = ? {lock}`
+	sqlGet    = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND id = ?`
+	sqlByKey  = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND key = ? AND status <> 'deleted'`
+	sqlList   = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND id < ? ORDER BY id DESC LIMIT ?`
+	sqlUpdate = `UPDATE computers SET status = ?, residency = ?, execution_wait = ?, error_code = ?, error_message = ?, worker_id = ?, lease_epoch = ?,
+		work_wanted = ?, stopping = ?, stopping_save_id = ?, start_failures = ?, retry_at = ?, last_save_number = ?, recovery_save_id = ?, unused_since = ?,
+		last_activity_at = ?, updated_at = ? WHERE id = ?`
+	sqlWanted   = `SELECT id FROM computers WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable') AND (retry_at IS NULL OR retry_at <= ?) ORDER BY id LIMIT 100`
+	sqlNextTry  = `SELECT MIN(retry_at) FROM computers WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable') AND retry_at > ?`
+	sqlUnused   = `SELECT id FROM computers WHERE residency = 'running' AND stopping IS NULL AND unused_since <= ? LIMIT 100`
+	sqlOfWorker = `SELECT id, lease_epoch FROM computers WHERE worker_id = ? ORDER BY id`
+
+	sqlFree = `SELECT w.id, w.cpu_millis - COALESCE(SUM(c.milli_cpu), 0), w.memory_mib - COALESCE(SUM(c.memory_mib), 0), w.disk_mib - COALESCE(SUM(c.disk_mib), 0)
+		FROM workers w LEFT JOIN computers c ON c.worker_id = w.id WHERE w.status = 'active'
+		GROUP BY w.id, w.cpu_millis, w.memory_mib, w.disk_mib ORDER BY 3 DESC, 1`
+	sqlEnvironmentUse = `SELECT COUNT(*), COALESCE(SUM(milli_cpu), 0), COALESCE(SUM(memory_mib), 0) FROM computers WHERE environment_id = ? AND worker_id IS NOT NULL`
+	sqlEnvironmentMax = `SELECT max_resident_computers, max_cpu_millis, max_memory_bytes FROM environments WHERE id = ?`
+
+	sqlWorkerByName    = `SELECT id, status, secret_hash FROM workers WHERE name = ? AND status <> 'lost' {lock}`
+	sqlWorkerInsert    = `INSERT INTO workers (id, name, status, secret_hash, cpu_millis, memory_mib, disk_mib, heartbeat_at, created_at) VALUES (?, ?, 'active', ?, ?, ?, ?, ?, ?)`
+	sqlWorkerUpdate    = `UPDATE workers SET status = 'active', cpu_millis = ?, memory_mib = ?, disk_mib = ?, heartbeat_at = ? WHERE id = ?`
+	sqlWorkerHeartbeat = `UPDATE workers SET heartbeat_at = ? WHERE id = ? AND status <> 'lost'`
+	sqlWorkerDraining  = `UPDATE workers SET status = 'draining' WHERE id = ? AND status = 'active'`
+	sqlWorkerLost      = `UPDATE workers SET status = 'lost' WHERE id = ? AND status <> 'lost' AND heartbeat_at <= ?`
+	sqlWorkersSilent   = `SELECT id FROM workers WHERE status <> 'lost' AND heartbeat_at <= ?`
+	sqlWorkersLostHold = `SELECT DISTINCT c.id FROM computers c JOIN workers w ON w.id = c.worker_id WHERE w.status = 'lost'`
+
+	sqlSaveOpen       = `SELECT id FROM saves WHERE computer_id = ? AND status = 'requested' AND capture_began_at IS NULL`
+	sqlSaveInsert     = `INSERT INTO saves (id, computer_id, number, status, created_at) VALUES (?, ?, ?, 'requested', ?)`
+	sqlSaveNext       = `SELECT id, number FROM saves WHERE computer_id = ? AND status IN ('requested', 'captured') ORDER BY number LIMIT 1`
+	sqlSaveBegin      = `UPDATE saves SET capture_began_at = ? WHERE id = ? AND status = 'requested'`
+	sqlSaveGet        = `SELECT computer_id, number, status FROM saves WHERE id = ?`
+	sqlSavePublish    = `UPDATE saves SET status = 'published', manifest_digest = ?, size_bytes = ?, stored_bytes = ?, published_at = ? WHERE id = ? AND status IN ('requested', 'captured')`
+	sqlSaveFail       = `UPDATE saves SET status = 'failed' WHERE computer_id = ? AND status IN ('requested', 'captured')`
+	sqlSaveNumber     = `SELECT number FROM saves WHERE id = ?`
+	sqlSaveManifest   = `SELECT manifest_digest FROM saves WHERE id = ?`
+	sqlSaveUnfinished = `SELECT COUNT(*) FROM saves WHERE computer_id = ? AND status IN ('requested', 'captured')`
+)

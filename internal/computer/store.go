@@ -1,0 +1,212 @@
+package computer
+
+import (
+	"fmt"
+
+	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/fault"
+	"helmr.dev/helmr/internal/id"
+)
+
+// DispatchTopic is signalled when a Computer may need a Worker.
+const DispatchTopic = "dispatch"
+
+// Topic is signalled when a client's view of the Computer may have changed.
+func Topic(computerID string) string { return "computer/" + computerID }
+
+// WorkerTopic is the topic under which a Worker's Computers are signalled, as WorkerTopic(worker)/computer.
+func WorkerTopic(workerID string) string { return "worker-" + workerID }
+
+// New describes a Computer to create.
+type New struct {
+	EnvironmentID, Key       string
+	TemplateID, DeploymentID string
+	MilliCPU, MemoryMiB      int64
+	DiskMiB                  *int64
+	ImageDigest              string
+}
+
+// Create adds a cold Computer and gives it locked.
+func Create(tx *db.Tx, now int64, n New) (*Row, error) {
+	disk := int64(DefaultDiskMiB)
+	if n.DiskMiB != nil {
+		disk = *n.DiskMiB
+	}
+	var key *string
+	if n.Key != "" {
+		key = &n.Key
+	}
+	r := &Row{ID: id.New(), EnvironmentID: n.EnvironmentID, Key: key, TemplateID: n.TemplateID, DeploymentID: n.DeploymentID, Status: "available",
+		Residency: Cold, MilliCPU: n.MilliCPU, MemoryMiB: n.MemoryMiB, DiskMiB: disk, ImageDigest: n.ImageDigest, UnusedSince: &now,
+		LastActivityAt: now, CreatedAt: now, UpdatedAt: now}
+	_, err := tx.Exec(sqlInsert, r.ID, r.EnvironmentID, r.Key, r.TemplateID, r.DeploymentID, r.MilliCPU, r.MemoryMiB, r.DiskMiB, r.ImageDigest, now, now, now, now)
+	if err != nil {
+		return nil, fmt.Errorf("insert computer: %w", err)
+	}
+	return r, nil
+}
+
+func scan(scan func(...any) error) (*Row, error) {
+	var r Row
+	var wanted int
+	err := scan(&r.ID, &r.EnvironmentID, &r.Key, &r.TemplateID, &r.DeploymentID, &r.Status, &r.Residency, &r.ExecutionWait, &r.ErrorCode, &r.ErrorMessage,
+		&r.MilliCPU, &r.MemoryMiB, &r.DiskMiB, &r.ImageDigest, &r.WorkerID, &r.LeaseEpoch, &wanted, &r.Stopping, &r.StoppingSaveID, &r.StartFailures, &r.RetryAt,
+		&r.LastSaveNumber, &r.RecoverySaveID, &r.UnusedSince, &r.LastActivityAt, &r.CreatedAt, &r.UpdatedAt)
+	r.WorkWanted = wanted == 1
+	return &r, err
+}
+
+func one(tx *db.Tx, query string, args ...any) (*Row, error) {
+	var r *Row
+	err := tx.Query(func(s func(...any) error) (err error) {
+		r, err = scan(s)
+		return err
+	}, query, args...)
+	if err != nil {
+		return nil, fmt.Errorf("read computer: %w", err)
+	}
+	return r, nil
+}
+
+// Lock reads a Computer and keeps others from changing it until the transaction ends. Whoever locks a Computer and its
+// Sessions locks the Computer first.
+func Lock(tx *db.Tx, computerID string) (*Row, error) {
+	r, err := one(tx, sqlLock, computerID)
+	if err == nil && r == nil {
+		err = fault.New(fault.ComputerNotFound, "computer %s does not exist", computerID)
+	}
+	return r, err
+}
+
+// LockAvailable is Lock for a Computer that a caller of its Environment names for new work.
+func LockAvailable(tx *db.Tx, environmentID, computerID string) (*Row, error) {
+	r, err := Lock(tx, computerID)
+	if err != nil {
+		return nil, err
+	}
+	if r.EnvironmentID != environmentID {
+		return nil, fault.New(fault.ComputerNotFound, "computer %s does not exist", computerID)
+	}
+	return r, r.RequireWork()
+}
+
+// LockLease locks a Computer for the Worker that holds it under epoch; lease_lost if it does not any more.
+func LockLease(tx *db.Tx, computerID, workerID string, epoch int64) (*Row, error) {
+	r, err := Lock(tx, computerID)
+	if err != nil {
+		return nil, err
+	}
+	if r.WorkerID == nil || *r.WorkerID != workerID || r.LeaseEpoch != epoch {
+		return nil, fault.New(fault.LeaseLost, "computer %s is not held under epoch %d", computerID, epoch)
+	}
+	return r, nil
+}
+
+// Update writes what was changed on r and signals it.
+func Update(tx *db.Tx, r *Row) error {
+	if !r.changed {
+		return nil
+	}
+	r.changed = false
+	wanted := 0
+	if r.WorkWanted {
+		wanted = 1
+	}
+	_, err := tx.Exec(sqlUpdate, r.Status, string(r.Residency), r.ExecutionWait, r.ErrorCode, r.ErrorMessage, r.WorkerID, r.LeaseEpoch, wanted, r.Stopping,
+		r.StoppingSaveID, r.StartFailures, r.RetryAt, r.LastSaveNumber, r.RecoverySaveID, r.UnusedSince, r.LastActivityAt, r.UpdatedAt, r.ID)
+	if err != nil {
+		return fmt.Errorf("update computer: %w", err)
+	}
+	tx.Signal(Topic(r.ID))
+	return nil
+}
+
+// SignalWorker asks the Worker that holds r to look at it, or the dispatcher if none does.
+func SignalWorker(tx *db.Tx, r *Row) {
+	if r.WorkerID != nil {
+		tx.Signal(WorkerTopic(*r.WorkerID) + "/" + r.ID)
+		return
+	}
+	if r.WorkWanted {
+		tx.Signal(DispatchTopic)
+	}
+}
+
+// Want says that runnable work exists on r: it will be placed, and is not emptied for want of use.
+func Want(tx *db.Tx, r *Row, now int64) {
+	r.LastActivityAt = now
+	if !r.WorkWanted || r.UnusedSince != nil || (r.Stopping != nil && *r.Stopping == StopUnused && r.StoppingSaveID == nil) {
+		r.WorkWanted = true
+		r.UnusedSince = nil
+		if r.Stopping != nil && *r.Stopping == StopUnused && r.StoppingSaveID == nil {
+			r.Stopping = nil
+		}
+		r.touch(now)
+	}
+	SignalWorker(tx, r)
+}
+
+// Unwanted says that neither runnable work nor a process is on r.
+func (r *Row) Unwanted(now int64) {
+	if r.WorkWanted || r.UnusedSince == nil {
+		r.WorkWanted = false
+		r.UnusedSince = &now
+		r.touch(now)
+	}
+}
+
+// Started records that the guest of a placed Computer is ready.
+func (r *Row) Started(now int64) error {
+	if r.Residency == Running {
+		return nil
+	}
+	r.StartFailures, r.RetryAt, r.ExecutionWait, r.ErrorCode, r.ErrorMessage = 0, nil, nil, nil, nil
+	return r.move(Running, now)
+}
+
+// release gives the lease back.
+func (r *Row) release(to Residency, now int64) error {
+	r.WorkerID, r.Stopping, r.StoppingSaveID = nil, nil, nil
+	return r.move(to, now)
+}
+
+// Stopped records that an emptied, saved Computer left its Worker.
+func (r *Row) Stopped(now int64, runnable bool) error {
+	r.WorkWanted = runnable
+	if !runnable && r.UnusedSince == nil {
+		r.UnusedSince = &now
+	}
+	return r.release(Cold, now)
+}
+
+// StartFailed records a failed start: another follows after a pause, the fifth in a row makes the Computer unavailable.
+func (r *Row) StartFailed(now int64, message string) error {
+	r.StartFailures++
+	if r.StartFailures >= StartFailures {
+		r.StartFailures = 0
+		r.ErrorCode, r.ErrorMessage = ptr(string(fault.ComputerStartFailed)), &message
+		r.RetryAt = ptr(now + UnavailableRetry.Milliseconds())
+		return r.release(Unavailable, now)
+	}
+	r.ErrorCode, r.ErrorMessage = ptr(string(fault.ComputerStartFailed)), &message
+	r.RetryAt = ptr(now + startBackoff(r.StartFailures).Milliseconds())
+	return r.release(Cold, now)
+}
+
+// Lost records that the Computer's sandbox is gone: unfinished Saves fail, the disk is the recovery point.
+func (r *Row) Lost(tx *db.Tx, now int64) error {
+	if _, err := tx.Exec(sqlSaveFail, r.ID); err != nil {
+		return fmt.Errorf("fail saves: %w", err)
+	}
+	r.WorkWanted = false
+	r.UnusedSince = &now
+	return r.release(Cold, now)
+}
+
+// RetryNow makes an unavailable or backing-off Computer eligible for placement at once.
+func (r *Row) RetryNow(now int64) {
+	if r.RetryAt != nil {
+		r.RetryAt = ptr(now)
+		r.touch(now)
+	}
+}
