@@ -1,0 +1,299 @@
+package blob
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	tmpFolder = "tmp"
+	// tmpKept is how long a temporary file that nobody writes is left alone: another process may be at it.
+	tmpKept = 24 * time.Hour
+	// syncers is how many files of a batch are synced at once.
+	syncers = 8
+)
+
+// folder keeps each object in one file: the key is the path. Files are written under tmp/ and renamed.
+type folder struct {
+	root string
+
+	mu   sync.Mutex
+	made map[string]bool // folders known to exist and to be durable
+}
+
+func openFolder(path string) (*folder, error) {
+	if path == "" {
+		return nil, errors.New(`blob URL: "file:" must be followed by a path`)
+	}
+	root, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("blob folder: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Join(root, tmpFolder), 0o700); err != nil {
+		return nil, fmt.Errorf("blob folder: %w", noSpace(err))
+	}
+	for _, dir := range []string{root, filepath.Dir(root)} {
+		if err := syncFolder(dir); err != nil {
+			return nil, fmt.Errorf("blob folder: %w", err)
+		}
+	}
+	f := &folder{root: root, made: map[string]bool{}}
+	f.sweep(time.Now().Add(-tmpKept))
+	return f, nil
+}
+
+// sweep removes temporary files that a crash left before a time. What it cannot remove waits for the next start.
+func (f *folder) sweep(before time.Time) {
+	entries, _ := os.ReadDir(filepath.Join(f.root, tmpFolder))
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && info.ModTime().Before(before) {
+			_ = os.Remove(filepath.Join(f.root, tmpFolder, e.Name()))
+		}
+	}
+}
+
+func (f *folder) path(key string) string { return filepath.Join(f.root, filepath.FromSlash(key)) }
+
+// write puts the content of r into a new, synced temporary file and gives its path. On failure no file stays.
+func (f *folder) write(ctx context.Context, r io.Reader) (path string, err error) {
+	tmp, err := os.CreateTemp(filepath.Join(f.root, tmpFolder), "put-*")
+	if err != nil {
+		return "", noSpace(err)
+	}
+	defer func() {
+		if err != nil {
+			_ = tmp.Close()
+			_ = os.Remove(tmp.Name())
+		}
+	}()
+	if _, err := io.Copy(tmp, &ctxReader{ctx, r}); err != nil {
+		return "", noSpace(err)
+	}
+	if err := tmp.Sync(); err != nil {
+		return "", noSpace(err)
+	}
+	if err := tmp.Close(); err != nil {
+		return "", noSpace(err)
+	}
+	return tmp.Name(), nil
+}
+
+// place gives a temporary file its key. The folder must be synced before the object may be relied on.
+func (f *folder) place(tmp, key string) error {
+	dir := filepath.Dir(f.path(key))
+	if err := f.mkdir(dir); err != nil {
+		return err
+	}
+	return noSpace(os.Rename(tmp, f.path(key)))
+}
+
+// mkdir makes dir and its missing parents durable.
+func (f *folder) mkdir(dir string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.mkdirLocked(dir)
+}
+
+func (f *folder) mkdirLocked(dir string) error {
+	if dir == f.root || f.made[dir] {
+		return nil
+	}
+	parent := filepath.Dir(dir)
+	if err := f.mkdirLocked(parent); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return noSpace(err)
+	}
+	if err := syncFolder(parent); err != nil {
+		return err
+	}
+	f.made[dir] = true
+	return nil
+}
+
+func (f *folder) put(ctx context.Context, key string, r io.Reader) error {
+	tmp, err := f.write(ctx, r)
+	if err != nil {
+		return err
+	}
+	if err := f.place(tmp, key); err != nil {
+		_ = os.Remove(tmp)
+		return err
+	}
+	return syncFolder(filepath.Dir(f.path(key)))
+}
+
+func (f *folder) get(_ context.Context, key string) (io.ReadCloser, error) {
+	file, err := os.Open(f.path(key))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrNotFound
+	}
+	return file, err
+}
+
+func (f *folder) size(_ context.Context, key string) (int64, bool, error) {
+	info, err := os.Stat(f.path(key))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	if !info.Mode().IsRegular() {
+		return 0, false, errors.New("is not a regular file")
+	}
+	return info.Size(), true, nil
+}
+
+func (f *folder) delete(_ context.Context, key string) error {
+	err := os.Remove(f.path(key))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (f *folder) list(ctx context.Context, prefix string, each func(Info) error) error {
+	err := filepath.WalkDir(f.path(strings.TrimSuffix(prefix, "/")), func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(f.root, path)
+		if err != nil {
+			return err
+		}
+		return each(Info{Key: filepath.ToSlash(rel), Size: info.Size(), ModifiedAt: info.ModTime()})
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (f *folder) check(context.Context) error {
+	info, err := os.Stat(filepath.Join(f.root, tmpFolder))
+	if err != nil {
+		return fmt.Errorf("blob folder: %w", err)
+	}
+	if !info.IsDir() {
+		return errors.New("blob folder: tmp is not a folder")
+	}
+	return nil
+}
+
+func (f *folder) close() error { return nil }
+
+func (f *folder) batch() batch { return &folderBatch{f: f, slots: make(chan struct{}, syncers)} }
+
+// folderBatch collects synced temporary files and renames them all at commit. Since no object has its key before it
+// is on the disk, a later Exists can be believed even after a crash.
+type folderBatch struct {
+	f     *folder
+	slots chan struct{}
+
+	mu     sync.Mutex
+	staged []stagedFile
+}
+
+type stagedFile struct{ tmp, key string }
+
+func (b *folderBatch) put(ctx context.Context, key string, data []byte) error {
+	select {
+	case b.slots <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-b.slots }()
+	tmp, err := b.f.write(ctx, bytes.NewReader(data))
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.staged = append(b.staged, stagedFile{tmp, key})
+	return nil
+}
+
+func (b *folderBatch) commit(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	dirs := map[string]bool{}
+	for len(b.staged) > 0 {
+		next := b.staged[0]
+		if err := b.f.place(next.tmp, next.key); err != nil {
+			return err
+		}
+		b.staged = b.staged[1:]
+		dirs[filepath.Dir(b.f.path(next.key))] = true
+	}
+	for dir := range dirs {
+		if err := syncFolder(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *folderBatch) discard() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.staged {
+		_ = os.Remove(s.tmp)
+	}
+	b.staged = nil
+}
+
+// syncFolder makes the names in a folder durable.
+func syncFolder(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	return noSpace(d.Sync())
+}
+
+// noSpace turns the system's ways to say "disk full" into ErrFull.
+func noSpace(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%w; free some space and try again: %w", ErrFull, err)
+	}
+	return err
+}
+
+// ctxReader ends with the context's error once that is done.
+type ctxReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (c *ctxReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.r.Read(p)
+}
