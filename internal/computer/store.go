@@ -118,6 +118,9 @@ func Update(tx *db.Tx, r *Row) error {
 		return fmt.Errorf("update computer: %w", err)
 	}
 	tx.Signal(Topic(r.ID))
+	if r.WorkerID == nil {
+		tx.Signal(DispatchTopic) // room may have become free on a Worker, or r itself may want a place
+	}
 	return nil
 }
 
