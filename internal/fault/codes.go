@@ -59,6 +59,7 @@ const (
 
 	RateLimited = Code("rate_limited")
 	Unavailable = Code("unavailable")
+	NotReady    = Code("not_ready")
 )
 
 // statuses is the one table from code to HTTP status.
@@ -80,7 +81,7 @@ var statuses = map[Code]int{
 
 	CursorExpired: 410, CommandResultExpired: 410, IdempotencyExpired: 410,
 	ContentLimitExceeded: 413, RequestTooLarge: 413, ContentKindUnsupported: 422, AnswerInvalid: 422,
-	RateLimited: 429, Unavailable: 503,
+	RateLimited: 429, Unavailable: 503, NotReady: 503,
 }
 
 // Status gives the HTTP status of a code; an unknown code is 500.

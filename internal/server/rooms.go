@@ -1,0 +1,79 @@
+package server
+
+import (
+	"context"
+	"io"
+	"log/slog"
+
+	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/access"
+	"helmr.dev/helmr/internal/computer"
+	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/session"
+)
+
+// Deps are the rooms that a server speaks for. All of them are required but Logger. Each interface lists what the
+// routes call; the rooms' services implement them.
+type Deps struct {
+	DB         *db.DB
+	Access     Access
+	Session    Sessions
+	Turn       Turns
+	Computer   Computers
+	Deployment Deployments
+	Catalog    Catalog
+	Bundle     Bundles
+	Logger     *slog.Logger
+}
+
+// Access tells who holds a credential.
+type Access interface {
+	Authenticate(ctx context.Context, bearer string) (access.Principal, error)
+}
+
+// Sessions reads Sessions and their events.
+type Sessions interface {
+	Get(ctx context.Context, environmentID, sessionID string) (api.Session, error)
+	List(ctx context.Context, environmentID string, filter session.Filter) (api.SessionPage, error)
+	Events(ctx context.Context, environmentID, sessionID string, after int64, limit int) (page api.EventPage, ended bool, err error)
+}
+
+// Turns admits work, controls Sessions and reads Turns.
+type Turns interface {
+	CreateSession(ctx context.Context, environmentID string, by api.Actor, req api.SessionCreateRequest) (api.SessionCreateReceipt, error)
+	Enqueue(ctx context.Context, environmentID string, by api.Actor, sessionID string, req api.EnqueueRequest) (api.EnqueueReceipt, error)
+	Close(ctx context.Context, environmentID string, by api.Actor, sessionID string, req api.ControlRequest) (api.ControlReceipt, error)
+	Cancel(ctx context.Context, environmentID string, by api.Actor, sessionID string, req api.ControlRequest) (api.ControlReceipt, error)
+	Get(ctx context.Context, environmentID, sessionID, turnID string) (api.Turn, error)
+	List(ctx context.Context, environmentID, sessionID, cursor string, limit int) (api.TurnPage, error)
+}
+
+// Computers reads Computers.
+type Computers interface {
+	Get(ctx context.Context, environmentID, computerID string) (api.Computer, error)
+	List(ctx context.Context, environmentID string, filter computer.Filter) (api.ComputerPage, error)
+}
+
+// Deployments reads and promotes Deployments.
+type Deployments interface {
+	Get(ctx context.Context, environmentID, deploymentID string) (api.Deployment, error)
+	Current(ctx context.Context, environmentID string) (api.Deployment, error)
+	List(ctx context.Context, environmentID, cursor string, limit int) (api.DeploymentPage, error)
+	Events(ctx context.Context, environmentID, deploymentID, cursor string, limit int) (api.DeploymentEventPage, error)
+	Promote(ctx context.Context, environmentID string, by api.Actor, deploymentID string, req api.PromoteRequest) (api.Promotion, error)
+}
+
+// Catalog reads Agent and Template definitions. An empty deploymentID means the current Deployment.
+type Catalog interface {
+	Agents(ctx context.Context, environmentID, scope, deploymentID, cursor string, limit int) (api.AgentPage, error)
+	Agent(ctx context.Context, environmentID, agentID, deploymentID string) (api.Agent, error)
+	Templates(ctx context.Context, environmentID, deploymentID, cursor string, limit int) (api.TemplatePage, error)
+	Template(ctx context.Context, environmentID, templateID, deploymentID string) (api.TemplateInfo, error)
+}
+
+// Bundles takes uploaded bundles. PutObject keeps an object only if its size and SHA-256 are as announced.
+type Bundles interface {
+	UploadPlan(ctx context.Context, environmentID string, manifest []byte) (api.UploadPlan, error)
+	PutObject(ctx context.Context, environmentID, digest string, size int64, r io.Reader) error
+	Finalize(ctx context.Context, environmentID string, by api.Actor, req api.FinalizeRequest, verified func(digest string)) (api.Deployment, error)
+}

@@ -1,0 +1,132 @@
+package server
+
+import (
+	"net/http"
+	"strings"
+)
+
+// Body limits in bytes.
+const (
+	limitGeneral    = 128 << 20
+	limitManifest   = 16 << 20
+	limitManagement = 64 << 10
+	limitObject     = 4 << 30
+)
+
+// Whether a route takes an idempotency key.
+type keyRule int
+
+const (
+	keyNone keyRule = iota
+	keyOptional
+	keyRequired
+)
+
+// route is one line of the API. path is relative to the prefix that fixes the Environment ("/v1").
+type route struct {
+	method     string
+	path       string
+	permission string // what the caller must hold; the handler asks for more where it depends on the body
+	also       string // a permission that suffices in its place to come to the handler, which then decides
+	operation  string
+	summary    string
+	tag        string
+	query      []param
+	limit      int64
+	key        keyRule
+	stream     string // media type of a streamed answer, described in words
+	accepts    string // media type of a body that is not a JSON request type
+	handler    handler
+}
+
+const eventStream = "text/event-stream"
+
+// routes is the API: every route of an Environment that exists.
+func (s *Server) routes() []route {
+	var all []route
+	for _, group := range [][]route{s.agentRoutes(), s.sessionRoutes(), s.computerRoutes(), s.deploymentRoutes()} {
+		all = append(all, group...)
+	}
+	return all
+}
+
+func (s *Server) sessionRoutes() []route {
+	const tag = "Sessions"
+	return []route{
+		{method: http.MethodPost, path: "/sessions", permission: "sessions.create", also: "sessions.send", operation: "createSession", tag: tag,
+			summary: "Create a Session with its first Turn, or queue the input on the Session that holds the key",
+			limit:   limitGeneral, key: keyOptional, handler: takes(s.createSession)},
+		{method: http.MethodGet, path: "/sessions", permission: "sessions.read", operation: "listSessions", tag: tag,
+			summary: "List Sessions, latest first", query: sessionFilters, handler: answers(s.listSessions)},
+		{method: http.MethodGet, path: "/sessions/{session_id}", permission: "sessions.read", operation: "getSession", tag: tag,
+			summary: "Get a Session", handler: answers(s.getSession)},
+		{method: http.MethodPost, path: "/sessions/{session_id}/enqueue", permission: "sessions.send", operation: "enqueueTurn", tag: tag,
+			summary: "Queue one more Turn", limit: limitGeneral, key: keyOptional, handler: takes(s.enqueue)},
+		{method: http.MethodPost, path: "/sessions/{session_id}/close", permission: "sessions.close", operation: "closeSession", tag: tag,
+			summary: "Close a Session once its accepted work is done", limit: limitManagement, key: keyOptional, handler: takes(s.closeSession)},
+		{method: http.MethodPost, path: "/sessions/{session_id}/cancel", permission: "sessions.cancel", operation: "cancelSession", tag: tag,
+			summary: "Cancel a Session and its work", limit: limitManagement, key: keyOptional, handler: takes(s.cancelSession)},
+		{method: http.MethodGet, path: "/sessions/{session_id}/events", permission: "sessions.read", operation: "listSessionEvents", tag: tag,
+			summary: "Read events of a Session", query: []param{afterParam, batchParam}, handler: answers(s.listEvents)},
+		{method: http.MethodGet, path: "/sessions/{session_id}/events/stream", permission: "sessions.read", operation: "streamSessionEvents", tag: tag,
+			summary: "Follow the events of a Session: id is the sequence, event the kind, data the record; event: end after the last one",
+			query:   []param{afterParam}, stream: eventStream, handler: handler{serve: s.streamEvents}},
+		{method: http.MethodGet, path: "/sessions/{session_id}/turns", permission: "sessions.read", operation: "listTurns", tag: "Turns",
+			summary: "List Turns, oldest first", query: paged(), handler: answers(s.listTurns)},
+		{method: http.MethodGet, path: "/sessions/{session_id}/turns/{turn_id}", permission: "sessions.read", operation: "getTurn", tag: "Turns",
+			summary: "Get a Turn, at once or when it is terminal or the wait is over", query: []param{waitParam}, handler: answers(s.getTurn)},
+	}
+}
+
+func (s *Server) computerRoutes() []route {
+	const tag = "Computers"
+	return []route{
+		{method: http.MethodGet, path: "/computers", permission: "computers.read", operation: "listComputers", tag: tag,
+			summary: "List Computers, latest first", handler: answers(s.listComputers),
+			query: paged(param{name: "key", kind: "string", doc: "Only the Computer with this key; refuses limit and cursor."})},
+		{method: http.MethodGet, path: "/computers/{computer_id}", permission: "computers.read", operation: "getComputer", tag: tag,
+			summary: "Get a Computer", handler: answers(s.getComputer)},
+	}
+}
+
+func (s *Server) agentRoutes() []route {
+	return []route{
+		{method: http.MethodGet, path: "/agents", permission: "agents.read", operation: "listAgents", tag: "Agents",
+			summary: "List Agents of the current or a named Deployment, or every identity of the Environment",
+			query:   paged(scopeParam, deploymentParam), handler: answers(s.listAgents)},
+		{method: http.MethodGet, path: "/agents/{agent_id}", permission: "agents.read", operation: "getAgent", tag: "Agents",
+			summary: "Get an Agent with its definition", query: []param{deploymentParam}, handler: answers(s.getAgent)},
+		{method: http.MethodGet, path: "/templates", permission: "deployments.read", operation: "listTemplates", tag: "Templates",
+			summary: "List Templates of the current or a named Deployment", query: paged(deploymentParam), handler: answers(s.listTemplates)},
+		{method: http.MethodGet, path: "/templates/{template_id}", permission: "deployments.read", operation: "getTemplate", tag: "Templates",
+			summary: "Get a Template", query: []param{deploymentParam}, handler: answers(s.getTemplate)},
+	}
+}
+
+func (s *Server) deploymentRoutes() []route {
+	const tag = "Deployments"
+	return []route{
+		{method: http.MethodGet, path: "/deployments", permission: "deployments.read", operation: "listDeployments", tag: tag,
+			summary: "List Deployments, latest first", query: paged(), handler: answers(s.listDeployments)},
+		{method: http.MethodGet, path: "/deployments/current", permission: "deployments.read", operation: "getCurrentDeployment", tag: tag,
+			summary: "Get the current Deployment", handler: answers(s.currentDeployment)},
+		{method: http.MethodGet, path: "/deployments/{deployment_id}", permission: "deployments.read", operation: "getDeployment", tag: tag,
+			summary: "Get a Deployment with its Agents and Templates", handler: answers(s.getDeployment)},
+		{method: http.MethodGet, path: "/deployments/{deployment_id}/events", permission: "deployments.read", operation: "listDeploymentEvents", tag: tag,
+			summary: "List what happened to a Deployment, oldest first", query: paged(), handler: answers(s.listDeploymentEvents)},
+		{method: http.MethodPost, path: "/deployments/{deployment_id}/promote", permission: "deployments.promote", operation: "promoteDeployment", tag: tag,
+			summary: "Make a Deployment current", limit: limitManagement, key: keyOptional, handler: takes(s.promote)},
+		{method: http.MethodPost, path: "/deployment-bundles/upload-plan", permission: "deployments.write", operation: "planBundleUpload", tag: tag,
+			summary: "Send a bundle's manifest; get the uploads of the objects that are missing", limit: limitManifest, accepts: manifestType,
+			handler: handler{out: uploadPlanType, serve: s.planUpload}},
+		{method: http.MethodPut, path: "/deployment-bundles/objects/{digest}", permission: "deployments.write", operation: "uploadBundleObject", tag: tag,
+			summary: "Upload one object of a bundle; the upload plan gives this URL", query: []param{sizeParam}, limit: limitObject,
+			accepts: "application/octet-stream", handler: handler{serve: s.uploadObject}},
+		{method: http.MethodPost, path: "/deployment-bundles/finalize", permission: "deployments.write", operation: "finalizeBundle", tag: tag,
+			summary: "Verify an uploaded bundle and register it: events started, ping, object_verified, then complete or error",
+			limit:   limitManagement, key: keyRequired, stream: eventStream, handler: handler{in: finalizeType, serve: s.finalize}},
+	}
+}
+
+// scopeText gives the API key scope of a permission.
+func scopeText(permission string) string { return strings.Replace(permission, ".", ":", 1) }

@@ -1,0 +1,51 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+)
+
+// drainPeriod bounds how long a stopping server waits for requests that are being answered.
+const drainPeriod = 10 * time.Second
+
+// Serve answers on ln until ctx is done, then stops in order: streams and long-polls end at once, requests that are
+// being answered get drainPeriod. HTTP/1.1 and unencrypted HTTP/2 share the listener. It gives nil after an orderly stop.
+func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	srv := &http.Server{
+		Handler:           s.handler,
+		Protocols:         protocols,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		// No ReadTimeout and WriteTimeout: uploads and streams last; each body and each answer has a deadline of its own.
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- srv.Serve(ln) }()
+	select {
+	case err := <-failed:
+		s.stop()
+		return fmt.Errorf("serve HTTP: %w", err)
+	case <-ctx.Done():
+	}
+	s.stop()
+	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainPeriod)
+	defer cancel()
+	if err := srv.Shutdown(limit); err != nil {
+		_ = srv.Close()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			return fmt.Errorf("stop HTTP: %w", err)
+		}
+		s.log.Warn("requests were still open when the server stopped", "waited", drainPeriod.String())
+	}
+	<-failed
+	return nil
+}
