@@ -70,6 +70,8 @@ type Upload struct {
 	Method  string            `json:"method"`
 	URL     string            `json:"url"`
 	Headers map[string]string `json:"headers"`
+	// SizeBytes is for the server alone: it makes the URL out of it.
+	SizeBytes int64 `json:"-"`
 }
 
 // FinalizeRequest registers an uploaded bundle as a Deployment.

@@ -87,6 +87,15 @@ CREATE TABLE bundles (
   created_at BIGINT NOT NULL,
   PRIMARY KEY (environment_id, digest)
 );
+-- What an uploaded object may be: announced by a bundle of the Environment, with this size.
+CREATE TABLE bundle_objects (
+  environment_id TEXT NOT NULL,
+  digest TEXT NOT NULL,
+  bundle_digest TEXT NOT NULL,
+  size_bytes BIGINT NOT NULL,
+  PRIMARY KEY (environment_id, digest, bundle_digest),
+  FOREIGN KEY (environment_id, bundle_digest) REFERENCES bundles (environment_id, digest)
+);
 CREATE TABLE deployments (
   id TEXT PRIMARY KEY,
   environment_id TEXT NOT NULL REFERENCES environments (id),
