@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"helmr.dev/helmr/internal/build/bundle"
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/fault"
 )
@@ -112,4 +113,51 @@ type templateRest struct {
 	Network        json.RawMessage `json:"network"`
 	PrepareNetwork json.RawMessage `json:"prepare_network"`
 	PrepareSecrets json.RawMessage `json:"prepare_secrets"`
+}
+
+// noPrepareNetwork is what a Template without a prepare callback shows; manifests carry no callback yet.
+var noPrepareNetwork = json.RawMessage(`{"blockAll":true}`)
+
+var emptyList = json.RawMessage(`[]`)
+
+// writeDefinitions registers Agent identities and writes what a manifest defines.
+func writeDefinitions(tx *db.Tx, environmentID, deploymentID string, now int64, m *bundle.Manifest) error {
+	images := make(map[string]bundle.TemplateImage, len(m.TemplateImages))
+	for _, image := range m.TemplateImages {
+		images[image.Template] = image
+	}
+	for _, t := range m.Plan.Templates {
+		image := images[t.ID]
+		config, err := json.Marshal(image.Config)
+		if err != nil {
+			return fmt.Errorf("encode image config: %w", err)
+		}
+		network, err := json.Marshal(t.Network)
+		if err != nil {
+			return fmt.Errorf("encode network policy: %w", err)
+		}
+		rest, err := json.Marshal(templateRest{ImageConfig: config, Network: network, PrepareNetwork: noPrepareNetwork, PrepareSecrets: emptyList})
+		if err != nil {
+			return fmt.Errorf("encode template definition: %w", err)
+		}
+		_, err = tx.Exec(sqlTemplateInsert, deploymentID, t.ID, t.Resources.MilliCPU, t.Resources.MemoryMiB, t.Resources.DiskMiB,
+			image.Digest, t.DeleteAfterUnusedMs, string(rest))
+		if err != nil {
+			return fmt.Errorf("write template definition: %w", err)
+		}
+	}
+	for _, a := range m.Plan.Agents {
+		rest, err := json.Marshal(agentRest{Triggers: emptyList})
+		if err != nil {
+			return fmt.Errorf("encode agent definition: %w", err)
+		}
+		if _, err := tx.Exec(sqlAgentInsert, environmentID, a.ID, now); err != nil {
+			return fmt.Errorf("register agent: %w", err)
+		}
+		_, err = tx.Exec(sqlAgentDefinitionInsert, deploymentID, a.ID, a.Template, a.MaxTurnDurationMs, a.CloseAfterIdleMs, a.HibernateAfterIdleMs, string(rest))
+		if err != nil {
+			return fmt.Errorf("write agent definition: %w", err)
+		}
+	}
+	return nil
 }
