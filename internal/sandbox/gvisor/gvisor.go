@@ -1,0 +1,450 @@
+// Package gvisor runs sandboxes with gVisor's runsc command, one gVisor kernel for each. It is not a general container
+// runtime: one container in a sandbox, no network, no hooks, no terminal.
+//
+// The root filesystem is one EROFS file under an overlay that gVisor's kernel holds: its tree in memory, its contents
+// in one file on the host, with a size limit. That overlay is what a save captures. Times of restored files are rounded to
+// seconds, because gVisor saves the tree as a tar archive.
+//
+// What exists of a sandbox on the host, and all that Remove has to find, also after a start that was cut off:
+//
+//	<Root>/records/<id>.json    written first and deleted last
+//	<Spec.Dir>                  bundle, the overlay's file, logs
+//	<Root>/runsc/               runsc's metadata and control socket
+//	processes                   the sandbox, its gofer, or a runsc command on the way; found by their arguments
+//	cgroup helmr-<root>-<id>    processes and limits
+package gvisor
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"helmr.dev/helmr/internal/sandbox"
+)
+
+// removeTimeout bounds the clean-up that follows a failure, which must go on when the caller's context has ended.
+const removeTimeout = 30 * time.Second
+
+// Config says where things are.
+type Config struct {
+	// RunscPath is the runsc binary, built static.
+	RunscPath string
+	// Root is the folder in which the runtime keeps its state. It is made when missing, and belongs to one Worker:
+	// a later Runtime with the same Root adopts the sandboxes of the earlier one.
+	Root string
+}
+
+// Runtime implements sandbox.Runtime.
+type Runtime struct {
+	cfg     Config
+	state   string // runsc's --root
+	name    string // of this root in cgroup names
+	boot    string
+	cg      cgroups
+	records records
+	locks   keyedLocks
+
+	mu       sync.Mutex
+	consoles map[string]*os.File
+}
+
+var _ sandbox.Runtime = (*Runtime)(nil)
+
+// New opens the runtime. It starts nothing and does not look for runsc: see Preflight.
+func New(cfg Config) (*Runtime, error) {
+	root, err := filepath.Abs(cfg.Root)
+	if err != nil {
+		return nil, fmt.Errorf("open gVisor runtime: %w", err)
+	}
+	r := &Runtime{cfg: cfg, consoles: map[string]*os.File{}}
+	r.records.dir = filepath.Join(root, "records")
+	r.state = filepath.Join(root, "runsc")
+	for _, dir := range []string{r.records.dir, r.state} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return nil, fmt.Errorf("open gVisor runtime: %w", err)
+		}
+	}
+	// Processes are recognised by this path: it must be the same however the folder is spelled.
+	if r.state, err = filepath.EvalSymlinks(r.state); err != nil {
+		return nil, fmt.Errorf("open gVisor runtime: %w", err)
+	}
+	if r.cfg.RunscPath, err = filepath.Abs(cfg.RunscPath); err != nil {
+		return nil, fmt.Errorf("open gVisor runtime: %w", err)
+	}
+	if r.boot, err = bootID(); err != nil {
+		return nil, fmt.Errorf("open gVisor runtime: %w", err)
+	}
+	sum := sha256.Sum256([]byte(r.state))
+	r.name = fmt.Sprintf("%x", sum[:4])
+	r.cg = detectCgroups(cgroupMount)
+	return r, nil
+}
+
+// Capabilities implements sandbox.Runtime. The disk is bounded by gVisor's kernel; CPU and memory need cgroups.
+func (r *Runtime) Capabilities() sandbox.Capabilities {
+	has := r.cg.version != 0
+	c := sandbox.Capabilities{CPU: has, Memory: has, Disk: true}
+	if !has {
+		c.Reason = "CPU and memory of sandboxes are not bounded: " + r.cg.reason
+	}
+	return c
+}
+
+// Start implements sandbox.Runtime.
+func (r *Runtime) Start(ctx context.Context, spec sandbox.Spec) (err error) {
+	defer wrap(&err, "start sandbox %s", spec.ID)
+	if err := check(spec); err != nil {
+		return err
+	}
+	unlock, err := r.locks.lock(ctx, spec.ID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+
+	if old, err := r.records.load(spec.ID); err == nil {
+		if old.running(r.boot) {
+			return sandbox.ErrExists
+		}
+		if err := r.remove(ctx, old); err != nil {
+			return fmt.Errorf("remove its predecessor: %w", err)
+		}
+	} else if !errors.Is(err, sandbox.ErrNotFound) {
+		return err
+	}
+	if err := mustBeFree(spec.Dir); err != nil {
+		return err
+	}
+	rec := record{ID: spec.ID, Dir: spec.Dir, Boot: r.boot}
+	rec.Cgroup = fmt.Sprintf("helmr-%s-%s", r.name, spec.ID)
+	if err := r.records.save(rec); err != nil {
+		return err
+	}
+	if err := r.start(ctx, spec, rec); err != nil {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+		defer cancel()
+		if e := r.remove(clean, rec); e != nil {
+			return errors.Join(err, fmt.Errorf("clean up: %w", e))
+		}
+		return err
+	}
+	return nil
+}
+
+// start makes everything of the sandbox; its caller removes it all on error.
+func (r *Runtime) start(ctx context.Context, spec sandbox.Spec, rec record) error {
+	rootfs, err := openRootFS(spec.RootFS)
+	if err != nil {
+		return err
+	}
+	defer rootfs.Close()
+	console, err := newConsole()
+	if err != nil {
+		return err
+	}
+	keep := false
+	defer func() {
+		if !keep {
+			console.Close()
+		}
+	}()
+	bundle := filepath.Join(spec.Dir, "bundle")
+	if err := writeBundle(bundle, ociSpec(spec, r.cg, rec.Cgroup)); err != nil {
+		return err
+	}
+	pidFile := filepath.Join(spec.Dir, "pid")
+	args := []string{"run"}
+	switch {
+	case spec.MemoryFrom != "":
+		args = []string{"restore", "-image-path=" + spec.MemoryFrom}
+	case spec.DiskFrom != "":
+		args = append(args, "-fs-restore-image-path="+spec.DiskFrom)
+	}
+	err = r.runsc(ctx, call{
+		global: []string{"--panic-log=" + panicLog(spec.Dir)},
+		args:   append(args, "-detach", "-bundle="+bundle, "-pid-file="+pidFile, spec.ID),
+		log:    filepath.Join(spec.Dir, "start.log"),
+		extra:  []*os.File{rootfs},
+		stderr: console,
+	})
+	if err != nil {
+		// When gVisor's kernel crashed, runsc itself only saw it go away.
+		if why := crash(spec.Dir); why != "" {
+			return fmt.Errorf("%w: %s", err, why[:min(len(why), 2048)])
+		}
+		var failed *runscError
+		if errors.As(err, &failed) && failed.message == "" {
+			failed.message = readConsole(console)
+		}
+		return err
+	}
+	b, err := os.ReadFile(pidFile)
+	if err != nil {
+		return fmt.Errorf("read pid: %w", err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return fmt.Errorf("read pid: %w", err)
+	}
+	// A sandbox that has ended already was started nonetheless: Wait tells how it ended.
+	if main, err := lookUp(pid); err == nil {
+		rec.Main = &main
+	} else {
+		rec.Main = &process{PID: pid}
+	}
+	if err := r.records.save(rec); err != nil {
+		return err
+	}
+	keep = true
+	r.keepConsole(rec.ID, console)
+	return nil
+}
+
+// Exec implements sandbox.Runtime.
+func (r *Runtime) Exec(ctx context.Context, id string, args []string) (res sandbox.ExecResult, err error) {
+	defer wrap(&err, "exec in sandbox %s", id)
+	rec, err := r.living(id)
+	if err != nil {
+		return res, err
+	}
+	log, err := os.CreateTemp(rec.Dir, "exec-*.log")
+	if err != nil {
+		return res, err
+	}
+	log.Close()
+	defer os.Remove(log.Name())
+	stdout, stderr := &output{limit: mib}, &output{limit: mib}
+	err = r.runsc(ctx, call{
+		args: append([]string{"exec", id}, args...), log: log.Name(), stdout: stdout, stderr: stderr,
+	})
+	res.Stdout, res.Stderr = stdout.buf.Bytes(), stderr.buf.Bytes()
+	var failed *runscError
+	if errors.As(err, &failed) && failed.message == "" {
+		res.Code, err = failed.code, nil
+	}
+	return res, err
+}
+
+// SaveDisk implements sandbox.Runtime.
+func (r *Runtime) SaveDisk(ctx context.Context, id, dir string) (err error) {
+	defer wrap(&err, "save disk of sandbox %s", id)
+	_, err = r.capture(ctx, id, dir, "fscheckpoint", "-leave-running")
+	return err
+}
+
+// Checkpoint implements sandbox.Runtime.
+func (r *Runtime) Checkpoint(ctx context.Context, id, dir string) (err error) {
+	defer wrap(&err, "checkpoint sandbox %s", id)
+	rec, err := r.capture(ctx, id, dir, "checkpoint")
+	if err != nil {
+		return err
+	}
+	return awaitEnd(ctx, rec) // runsc returns a little earlier
+}
+
+// capture runs a command that writes into dir, and leaves no files there when it fails.
+func (r *Runtime) capture(ctx context.Context, id, dir string, args ...string) (record, error) {
+	unlock, err := r.locks.lock(ctx, id)
+	if err != nil {
+		return record{}, err
+	}
+	defer unlock()
+	rec, err := r.living(id)
+	if err != nil {
+		return rec, err
+	}
+	if err := mustBeFree(dir); err != nil {
+		return rec, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return rec, err
+	}
+	err = r.runsc(ctx, call{
+		args: append(args, "-image-path="+dir, id), log: filepath.Join(rec.Dir, "capture.log"),
+	})
+	if err != nil {
+		if e := os.RemoveAll(dir); e != nil {
+			return rec, errors.Join(err, e)
+		}
+		return rec, err
+	}
+	return rec, nil
+}
+
+// List implements sandbox.Runtime.
+func (r *Runtime) List(context.Context) ([]sandbox.Status, error) {
+	ids, err := r.records.ids()
+	if err != nil {
+		return nil, err
+	}
+	var list []sandbox.Status
+	for _, id := range ids {
+		rec, err := r.records.load(id)
+		if errors.Is(err, sandbox.ErrNotFound) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		st := sandbox.Status{ID: id, Dir: rec.Dir, Running: rec.running(r.boot)}
+		if st.Running {
+			st.PID = rec.Main.PID
+		}
+		list = append(list, st)
+	}
+	return list, nil
+}
+
+// Wait implements sandbox.Runtime.
+func (r *Runtime) Wait(ctx context.Context, id string) (exit sandbox.Exit, err error) {
+	defer wrap(&err, "wait for sandbox %s", id)
+	rec, err := r.records.load(id)
+	if err != nil {
+		return exit, err
+	}
+	if rec.running(r.boot) {
+		if r.console(id) == nil {
+			r.keepConsole(id, findConsole(rec.Main.PID))
+		}
+		if err := awaitEnd(ctx, rec); err != nil {
+			return exit, err
+		}
+	}
+	exit.OOM = r.cg.oomKills(rec.Cgroup) > 0
+	exit.Output = readConsole(r.console(id))
+	if text := crash(rec.Dir); text != "" {
+		exit.Output = text
+	}
+	return exit, nil
+}
+
+// Remove implements sandbox.Runtime.
+func (r *Runtime) Remove(ctx context.Context, id string) (err error) {
+	defer wrap(&err, "remove sandbox %s", id)
+	unlock, err := r.locks.lock(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec, err := r.records.load(id)
+	if errors.Is(err, sandbox.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return r.remove(ctx, rec)
+}
+
+// remove takes everything away in an order that lets it be repeated from any point: the record goes last.
+func (r *Runtime) remove(ctx context.Context, rec record) error {
+	if err := killOurs(ctx, r.state, rec.ID); err != nil {
+		return err
+	}
+	if err := r.cg.remove(ctx, rec.Cgroup); err != nil {
+		return err
+	}
+	if err := r.removeState(rec.ID); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(rec.Dir); err != nil {
+		return fmt.Errorf("remove its folder: %w", err)
+	}
+	r.keepConsole(rec.ID, nil)
+	return r.records.delete(rec.ID)
+}
+
+// living loads the record of a sandbox that runs.
+func (r *Runtime) living(id string) (record, error) {
+	rec, err := r.records.load(id)
+	if err == nil && !rec.running(r.boot) {
+		err = sandbox.ErrNotRunning
+	}
+	return rec, err
+}
+
+func (r *Runtime) console(id string) *os.File {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.consoles[id]
+}
+
+// keepConsole replaces the console of a sandbox; nil forgets it.
+func (r *Runtime) keepConsole(id string, f *os.File) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if old := r.consoles[id]; old != nil {
+		old.Close()
+	}
+	delete(r.consoles, id)
+	if f != nil {
+		r.consoles[id] = f
+	}
+}
+
+// awaitEnd returns when the sandbox process of the record is gone.
+func awaitEnd(ctx context.Context, rec record) error {
+	fd, err := rec.Main.open()
+	if errors.Is(err, os.ErrProcessDone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer fd.Close()
+	return waitGone(ctx, fd)
+}
+
+func panicLog(dir string) string { return filepath.Join(dir, "panic.log") }
+
+// crash returns the beginning of what gVisor's kernel said when it crashed; "" when it did not.
+func crash(dir string) string {
+	f, err := os.Open(panicLog(dir))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	b, _ := io.ReadAll(io.LimitReader(f, consoleSize))
+	return string(b)
+}
+
+// mustBeFree refuses a folder that holds something: it may be somebody's, and it would be deleted.
+func mustBeFree(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if len(entries) > 0 {
+		return fmt.Errorf("folder %s is not empty", dir)
+	}
+	return nil
+}
+
+// answers tells whether a process listens on the Unix socket at path.
+func answers(path string) bool {
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		return false
+	}
+	conn.Close()
+	return true
+}
+
+func wrap(err *error, format string, args ...any) {
+	if *err != nil {
+		*err = fmt.Errorf(format+": %w", append(args, *err)...)
+	}
+}
