@@ -1,0 +1,136 @@
+// Package rpc is the server's side of the Worker calls: it hands them to the rooms. A Worker in the same process calls
+// Service directly; other Workers reach it over Connect. It keeps no state but hints of which Computers need a look.
+package rpc
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"helmr.dev/helmr/internal/computer"
+	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/turn"
+	workerpb "helmr.dev/helmr/internal/worker/proto"
+)
+
+// Longest wait of one Watch, and how long the hints of a Worker that asks no more are kept.
+const (
+	maxWatch  = 30 * time.Second
+	keepHints = 2 * time.Minute
+)
+
+// Service answers Workers. It is safe for concurrent use.
+type Service struct {
+	hub       *db.Hub
+	computers *computer.Service
+	turns     *turn.Service
+
+	mu sync.Mutex
+	// watches is guarded by mu.
+	watches map[string]*watch
+}
+
+// New makes the service.
+func New(hub *db.Hub, computers *computer.Service, turns *turn.Service) *Service {
+	return &Service{hub: hub, computers: computers, turns: turns, watches: map[string]*watch{}}
+}
+
+// watch collects which Computers of one Worker were signalled since it last asked.
+type watch struct {
+	sub *db.Subscription
+
+	mu sync.Mutex
+	// dirty is guarded by mu.
+	dirty map[string]struct{}
+	// askedAt is guarded by the Service's mu.
+	askedAt time.Time
+}
+
+func (w *watch) take() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ids := make([]string, 0, len(w.dirty))
+	for id := range w.dirty {
+		ids = append(ids, id)
+	}
+	clear(w.dirty)
+	return ids
+}
+
+// Register makes a Worker known.
+func (s *Service) Register(ctx context.Context, r *workerpb.RegisterRequest) (*workerpb.RegisterResponse, error) {
+	id, err := s.computers.RegisterWorker(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return &workerpb.RegisterResponse{WorkerId: id}, nil
+}
+
+// Heartbeat keeps a Worker's leases.
+func (s *Service) Heartbeat(ctx context.Context, r *workerpb.HeartbeatRequest) (*workerpb.HeartbeatResponse, error) {
+	leases, err := s.computers.Heartbeat(ctx, r.GetWorkerId(), r.GetLeaving())
+	if err != nil {
+		return nil, err
+	}
+	return &workerpb.HeartbeatResponse{Leases: leases}, nil
+}
+
+// Watch waits until a Computer of the Worker needs a look, or the time is over. The first call of a Worker, and the first
+// after its hints were dropped, answers all.
+func (s *Service) Watch(ctx context.Context, r *workerpb.WatchRequest) (*workerpb.WatchResponse, error) {
+	w, fresh := s.watch(r.GetWorkerId())
+	if fresh {
+		return &workerpb.WatchResponse{All: true}, nil
+	}
+	timer := time.NewTimer(min(max(time.Duration(r.GetTimeoutMs())*time.Millisecond, 0), maxWatch))
+	defer timer.Stop()
+	for {
+		if ids := w.take(); len(ids) > 0 {
+			return &workerpb.WatchResponse{ComputerIds: ids}, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-timer.C:
+			return &workerpb.WatchResponse{}, nil
+		case <-w.sub.C:
+		}
+	}
+}
+
+func (s *Service) watch(workerID string) (w *watch, fresh bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	for id, old := range s.watches {
+		if now.Sub(old.askedAt) > keepHints {
+			old.sub.Close()
+			delete(s.watches, id)
+		}
+	}
+	w = s.watches[workerID]
+	if w == nil {
+		fresh = true
+		w = &watch{dirty: map[string]struct{}{}}
+		topic := computer.WorkerTopic(workerID)
+		w.sub = s.hub.SubscribeFunc(func(signalled string) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.dirty[strings.TrimPrefix(signalled, topic+"/")] = struct{}{}
+		}, topic)
+		s.watches[workerID] = w
+	}
+	w.askedAt = now
+	return w, fresh
+}
+
+// Exchange brings what a Worker sees of one Computer and takes what is wanted of it.
+func (s *Service) Exchange(ctx context.Context, r *workerpb.ExchangeRequest) (*workerpb.ExchangeResponse, error) {
+	return s.turns.Exchange(ctx, r)
+}
+
+// PublishSave records that a Save is whole in blob storage.
+func (s *Service) PublishSave(ctx context.Context, r *workerpb.PublishSaveRequest) (*workerpb.PublishSaveResponse, error) {
+	return &workerpb.PublishSaveResponse{}, s.turns.PublishSave(ctx, r)
+}

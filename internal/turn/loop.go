@@ -1,0 +1,204 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"helmr.dev/helmr/internal/computer"
+	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/loop"
+	"helmr.dev/helmr/internal/session"
+)
+
+// Topics of this room's background work.
+const (
+	deadlineTopic = "turn-deadlines"
+	closingTopic  = "session-closing"
+)
+
+// Loops gives the room's background work: deadlines, overdue stops, idle closes, and the loss of Workers.
+func (s *Service) Loops() []loop.Piece {
+	return []loop.Piece{
+		{Name: "turn.deadlines", Every: 30 * time.Second, Topics: []string{deadlineTopic}, Run: s.deadlines},
+		{Name: "turn.overdue", Every: time.Second, Run: s.overdue},
+		{Name: "turn.idle", Every: 10 * time.Second, Run: s.closeIdle},
+		{Name: "turn.closing", Every: time.Minute, Topics: []string{closingTopic}, Run: s.closing},
+		{Name: "turn.lost", Every: 10 * time.Second, Topics: []string{computer.LostTopic}, Run: s.lostWorkers},
+	}
+}
+
+// deadlines aborts Turns that have run for their maxTurnDuration.
+func (s *Service) deadlines(ctx context.Context) (time.Duration, error) {
+	now := db.Millis(s.now())
+	var due []string
+	var next *int64
+	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
+		next = nil
+		if due, err = list(tx, sqlDeadlines, now); err != nil {
+			return err
+		}
+		_, err = tx.Get([]any{&next}, sqlDeadline, now)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("find deadlines: %w", err)
+	}
+	for _, sessionID := range due {
+		err := s.each(ctx, sessionID, func(w *work, u *unit) error {
+			if t := u.head; t == nil || t.Status != Running || t.DeadlineAt == nil || *t.DeadlineAt > w.now || !t.abort(AbortDeadline, w.now) {
+				return nil
+			}
+			_, err := w.event(u, u.head.ID, "session.deadline", map[string]string{"turn_id": u.head.ID})
+			computer.SignalWorker(w.tx, w.c)
+			return err
+		})
+		if err != nil {
+			return 0, fmt.Errorf("deadline of session %s: %w", sessionID, err)
+		}
+	}
+	if next != nil {
+		return time.Duration(*next-now) * time.Millisecond, nil
+	}
+	return 0, nil
+}
+
+// each runs do on one Session in a transaction of its own.
+func (s *Service) each(ctx context.Context, sessionID string, do func(w *work, u *unit) error) error {
+	return s.db.Write(ctx, func(tx *db.Tx) error {
+		var environmentID string
+		if _, err := tx.Get([]any{&environmentID}, sqlEnvironmentOf, sessionID); err != nil {
+			return err
+		}
+		w, u, err := s.begin(tx, environmentID, sessionID)
+		if err != nil {
+			return err
+		}
+		if err := do(w, u); err != nil {
+			return err
+		}
+		return w.flush()
+	})
+}
+
+// overdue wakes the Workers of processes that did not clean up or stop in their time; the Exchange has them killed.
+func (s *Service) overdue(ctx context.Context) (time.Duration, error) {
+	now := s.now()
+	var due []string
+	err := s.db.Read(ctx, func(tx *db.Tx) error {
+		stopping, err := session.OverdueComputers(tx, db.Millis(now.Add(-StopDeadline-killGrace)))
+		if err != nil {
+			return err
+		}
+		aborting, err := list(tx, sqlOverdue, db.Millis(now.Add(-CleanupPeriod-killGrace)))
+		due = append(stopping, aborting...)
+		return err
+	})
+	if err != nil || len(due) == 0 {
+		return 0, err
+	}
+	return 0, s.db.Write(ctx, func(tx *db.Tx) error {
+		for _, computerID := range due {
+			c, err := computer.Lock(tx, computerID)
+			if err != nil {
+				return err
+			}
+			computer.SignalWorker(tx, c)
+		}
+		return nil
+	})
+}
+
+// closeIdle closes Sessions whose idle clock has run out, unless a child or an unfinished Save keeps them.
+func (s *Service) closeIdle(ctx context.Context) (time.Duration, error) {
+	var due []string
+	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
+		due, err = session.IdleDue(tx, db.Millis(s.now()))
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("find idle sessions: %w", err)
+	}
+	for _, sessionID := range due {
+		err := s.each(ctx, sessionID, func(w *work, u *unit) error {
+			r := u.s
+			if r.Status != session.Open || r.IdleSince == nil || r.CloseAfterIdleMs == nil || *r.IdleSince+*r.CloseAfterIdleMs > w.now {
+				return nil
+			}
+			children, err := session.UnclosedChildren(w.tx, r.ID)
+			if err != nil || children > 0 || (u.head != nil && u.head.Status == Finalizing) {
+				return err
+			}
+			computer.SignalWorker(w.tx, w.c)
+			return w.close(u, map[string]any{"cause": "idle"})
+		})
+		if err != nil {
+			return 0, fmt.Errorf("close idle session %s: %w", sessionID, err)
+		}
+	}
+	return 0, nil
+}
+
+// closing lets closing Sessions go on that waited for a child.
+func (s *Service) closing(ctx context.Context) (time.Duration, error) {
+	var waiting []string
+	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
+		waiting, err = list(tx, sqlClosing)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("find closing sessions: %w", err)
+	}
+	for _, sessionID := range waiting {
+		err := s.each(ctx, sessionID, func(w *work, u *unit) error {
+			computer.SignalWorker(w.tx, w.c)
+			return w.settle(u)
+		})
+		if err != nil {
+			return 0, fmt.Errorf("settle session %s: %w", sessionID, err)
+		}
+	}
+	return 0, nil
+}
+
+// lostWorkers records the loss of every Computer whose Worker is lost.
+func (s *Service) lostWorkers(ctx context.Context) (time.Duration, error) {
+	var lost []string
+	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
+		lost, err = computer.LostComputers(tx)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("find lost computers: %w", err)
+	}
+	var errs []error
+	for _, computerID := range lost {
+		errs = append(errs, s.db.Write(ctx, func(tx *db.Tx) error {
+			c, err := computer.Lock(tx, computerID)
+			if err != nil || !c.Resident() {
+				return err
+			}
+			w := &work{tx: tx, now: db.Millis(s.now()), c: c}
+			if err := w.loadAll(); err != nil {
+				return err
+			}
+			if err := w.lost(); err != nil {
+				return err
+			}
+			return w.flush()
+		}))
+	}
+	return 0, errors.Join(errs...)
+}
+
+func list(tx *db.Tx, query string, args ...any) ([]string, error) {
+	var out []string
+	err := tx.Query(func(sc func(...any) error) error {
+		var one string
+		err := sc(&one)
+		out = append(out, one)
+		return err
+	}, query, args...)
+	return out, err
+}
