@@ -1,0 +1,216 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"helmr.dev/helmr/internal/guest/proto"
+)
+
+// StartProcess says what Session process to start.
+type StartProcess struct {
+	SessionID string
+	Epoch     int64
+	// Argv is the program; a name without a slash is looked up on the PATH of Env.
+	Argv []string
+	// Env is the whole environment as NAME=value; the guest adds HOME when it is missing.
+	Env []string
+	Cwd string
+	// User is "", "user", "uid", "user:group" or "uid:gid", with the Computer's own files; empty is root.
+	User string
+	// Start is the first line for the process: JSON without line feed.
+	Start []byte
+}
+
+// Ack acknowledges one operation; Line (JSON without line feed) goes to the process when not empty.
+type Ack struct {
+	SessionID string
+	Epoch     int64
+	Seq       int64
+	Line      []byte
+}
+
+// ExecCommand says what Command to run. Timeout counts from its start; 0 is none.
+type ExecCommand struct {
+	ID      string
+	Argv    []string
+	Env     []string
+	Cwd     string
+	User    string
+	Stdin   []byte
+	Timeout time.Duration
+}
+
+// AckCommand acknowledges a Command's start, its output through a chunk of each stream, and its end.
+type AckCommand struct {
+	ID                           string
+	Started, Exited              bool
+	StdoutThrough, StderrThrough int64
+}
+
+// call sends r and turns the reply into an error; already tells that the guest had done it before.
+func (c *Client) call(ctx context.Context, what string, r *proto.Request, before func(*link)) (already bool, err error) {
+	l, err := c.current()
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", what, err)
+	}
+	if before != nil {
+		l.mu.Lock()
+		before(l)
+		l.mu.Unlock()
+	}
+	reply, err := l.call(ctx, r)
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", what, err)
+	}
+	return reply.GetStatus() == proto.Status_STATUS_ALREADY, replyError(what, reply)
+}
+
+func replyError(what string, r *proto.Reply) error {
+	var err error
+	switch r.GetStatus() {
+	case proto.Status_STATUS_OK, proto.Status_STATUS_ALREADY:
+		return nil
+	case proto.Status_STATUS_WRONG_EPOCH:
+		err = ErrWrongEpoch
+	case proto.Status_STATUS_UNKNOWN:
+		err = ErrUnknown
+	case proto.Status_STATUS_NOT_READY:
+		err = ErrNotReady
+	case proto.Status_STATUS_BUSY:
+		err = ErrBusy
+	default:
+		err = ErrInvalid
+	}
+	if r.GetDetail() == "" {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return fmt.Errorf("%s: %w: %s", what, err, r.GetDetail())
+}
+
+// StartProcess starts a Session process. Success means that the guest took the order; that the program could not be
+// started comes as the exited operation of the process. The same epoch again does nothing.
+func (c *Client) StartProcess(ctx context.Context, p StartProcess) error {
+	_, err := c.call(ctx, "start process", &proto.Request{Kind: &proto.Request_StartProcess{StartProcess: &proto.StartProcess{
+		SessionId: p.SessionID, Epoch: p.Epoch, Argv: p.Argv, Env: p.Env, Cwd: p.Cwd, User: p.User, Start: p.Start,
+	}}}, func(l *link) {
+		// Operations may arrive before the reply.
+		if k := (key{p.SessionID, p.Epoch}); l.processes[k] == nil {
+			l.processes[k] = &position{next: 1}
+		}
+	})
+	return err
+}
+
+// DeliverTurn gives a Turn to a ready process, at most once per epoch; already tells that it had been given before.
+func (c *Client) DeliverTurn(ctx context.Context, sessionID string, epoch int64, turnID string, line []byte) (already bool, err error) {
+	return c.call(ctx, "deliver turn", &proto.Request{Kind: &proto.Request_DeliverTurn{DeliverTurn: &proto.DeliverTurn{
+		SessionId: sessionID, Epoch: epoch, TurnId: turnID, Line: line,
+	}}}, nil)
+}
+
+// Control passes an abort, message, answer, question_cancelled or stop line. Each reaches the process at most once:
+// messages by messageId, answers and cancelled questions by questionId, aborts by turnId and reason, one stop.
+func (c *Client) Control(ctx context.Context, sessionID string, epoch int64, line []byte) error {
+	_, err := c.call(ctx, "control process", &proto.Request{Kind: &proto.Request_Control{Control: &proto.Control{
+		SessionId: sessionID, Epoch: epoch, Line: line,
+	}}}, nil)
+	return err
+}
+
+// Kill kills the whole tree of a process. Its exited operation follows.
+func (c *Client) Kill(ctx context.Context, sessionID string, epoch int64) error {
+	_, err := c.call(ctx, "kill process", &proto.Request{Kind: &proto.Request_Kill{Kill: &proto.Kill{SessionId: sessionID, Epoch: epoch}}}, nil)
+	return err
+}
+
+// Ack acknowledges operations without waiting: all go in one request per process, in the order given. Acknowledge an
+// operation only when it is durable or refused for good. If the connection is lost they come again.
+func (c *Client) Ack(acks []Ack) error {
+	l, err := c.current()
+	if err != nil {
+		return fmt.Errorf("acknowledge operations: %w", err)
+	}
+	var order []key
+	grouped := map[key]*proto.Acks{}
+	l.mu.Lock()
+	for _, a := range acks {
+		k := key{a.SessionID, a.Epoch}
+		if grouped[k] == nil {
+			grouped[k] = &proto.Acks{SessionId: a.SessionID, Epoch: a.Epoch}
+			order = append(order, k)
+		}
+		grouped[k].Acks = append(grouped[k].Acks, &proto.Ack{Seq: a.Seq, Line: a.Line})
+		if p := l.processes[k]; p != nil {
+			p.acked = max(p.acked, a.Seq)
+		}
+	}
+	l.mu.Unlock()
+	for _, k := range order {
+		l.send(&proto.Request{Kind: &proto.Request_Acks{Acks: grouped[k]}})
+	}
+	return nil
+}
+
+// Forget drops an exited process all of whose operations are acknowledged. Its epoch can never be started again.
+func (c *Client) Forget(ctx context.Context, sessionID string, epoch int64) error {
+	var at *link
+	_, err := c.call(ctx, "forget process", &proto.Request{Kind: &proto.Request_Forget{Forget: &proto.Forget{SessionId: sessionID, Epoch: epoch}}},
+		func(l *link) { at = l })
+	if err == nil {
+		at.mu.Lock()
+		defer at.mu.Unlock()
+		delete(at.processes, key{sessionID, epoch})
+	}
+	return err
+}
+
+// Ping waits for one answer of the guest.
+func (c *Client) Ping(ctx context.Context) error {
+	_, err := c.call(ctx, "ping guest", &proto.Request{Kind: &proto.Request_Ping{Ping: &proto.Ping{}}}, nil)
+	return err
+}
+
+// ExecCommand runs a Command; its events go to Options.Commands. The same id again does nothing.
+func (c *Client) ExecCommand(ctx context.Context, e ExecCommand) error {
+	timeout := int64(0)
+	if e.Timeout > 0 {
+		timeout = max(1, e.Timeout.Milliseconds())
+	}
+	_, err := c.call(ctx, "run command", &proto.Request{Kind: &proto.Request_ExecCommand{ExecCommand: &proto.ExecCommand{
+		CommandId: e.ID, Argv: e.Argv, Env: e.Env, Cwd: e.Cwd, User: e.User, Stdin: e.Stdin, TimeoutMs: timeout,
+	}}}, func(l *link) { l.commands[e.ID] = true })
+	return err
+}
+
+// CancelCommand asks a Command to end: SIGTERM, SIGKILL after 10 s.
+func (c *Client) CancelCommand(ctx context.Context, commandID string) error {
+	_, err := c.call(ctx, "cancel command", &proto.Request{Kind: &proto.Request_CancelCommand{CancelCommand: &proto.CancelCommand{CommandId: commandID}}}, nil)
+	return err
+}
+
+// AckCommand acknowledges events of a Command without waiting.
+func (c *Client) AckCommand(a AckCommand) error {
+	l, err := c.current()
+	if err != nil {
+		return fmt.Errorf("acknowledge command: %w", err)
+	}
+	l.send(&proto.Request{Kind: &proto.Request_AckCommand{AckCommand: &proto.AckCommand{
+		CommandId: a.ID, Started: a.Started, Exited: a.Exited, StdoutThrough: a.StdoutThrough, StderrThrough: a.StderrThrough,
+	}}})
+	return nil
+}
+
+// ForgetCommand drops a Command that has ended and is acknowledged. Its id can never be run again.
+func (c *Client) ForgetCommand(ctx context.Context, commandID string) error {
+	var at *link
+	_, err := c.call(ctx, "forget command", &proto.Request{Kind: &proto.Request_ForgetCommand{ForgetCommand: &proto.ForgetCommand{CommandId: commandID}}},
+		func(l *link) { at = l })
+	if err == nil {
+		at.mu.Lock()
+		defer at.mu.Unlock()
+		delete(at.commands, commandID)
+	}
+	return err
+}
