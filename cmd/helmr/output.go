@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -201,4 +202,30 @@ func brief(s string, n int) string {
 		return s
 	}
 	return string(r[:n-1]) + "…"
+}
+
+// clean takes out the control characters with which a text from outside could drive the terminal.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' {
+			return r
+		}
+		if r < 0x20 || r == 0x7f || (r >= 0x80 && r < 0xa0) {
+			return -1
+		}
+		return r
+	}, s)
+}
+
+// mebibytes writes a size given in MiB.
+func mebibytes(n int64) string {
+	if n >= 1024 && n%1024 == 0 {
+		return fmt.Sprintf("%d GiB", n/1024)
+	}
+	return fmt.Sprintf("%d MiB", n)
+}
+
+// decimal writes thousandths as a number.
+func decimal(thousandths int64) string {
+	return strconv.FormatFloat(float64(thousandths)/1000, 'f', -1, 64)
 }

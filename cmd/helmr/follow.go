@@ -1,0 +1,263 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"helmr.dev/helmr/client"
+	"helmr.dev/helmr/client/api"
+)
+
+// follower shows the events of a Session as they happen.
+type follower struct {
+	app       *app
+	cmd       *cobra.Command
+	client    *client.Client
+	sessionID string
+	turnID    string // the Turn whose end is waited for; "" follows until the Session has ended
+	after     int64  // the last event seen
+	printer   *eventPrinter
+}
+
+func (a *app) follower(cmd *cobra.Command, c *client.Client, sessionID, turnID string, after int64) *follower {
+	return &follower{app: a, cmd: cmd, client: c, sessionID: sessionID, turnID: turnID, after: after, printer: newEventPrinter(cmd.OutOrStdout())}
+}
+
+// run shows events until the followed Turn is terminal (an error if it did not complete) or the Session has ended. When
+// the context ends first it says that the work goes on and how to look again.
+func (f *follower) run(ctx context.Context) error {
+	for e, err := range f.client.StreamEvents(ctx, f.sessionID, f.after) {
+		if err != nil {
+			if ctx.Err() != nil {
+				break
+			}
+			f.printer.endOutput()
+			return fmt.Errorf("follow session %s: %w", f.sessionID, err)
+		}
+		f.after = e.Sequence
+		if err := f.print(e); err != nil {
+			return err
+		}
+		if status := terminalStatus(e); status != "" && f.turnID != "" && e.TurnID != nil && *e.TurnID == f.turnID {
+			if status != "completed" {
+				return exitError{exitFailed, fmt.Sprintf("turn %s: %s", status, turnErrorText(e.Data))}
+			}
+			return nil
+		}
+	}
+	f.printer.endOutput()
+	if ctx.Err() != nil {
+		f.app.leave(f.cmd, f.sessionID, f.after)
+		return exitError{status: exitFailed}
+	}
+	return nil
+}
+
+func (f *follower) print(e api.Event) error {
+	if f.app.flags.json {
+		return printLine(f.cmd.OutOrStdout(), e)
+	}
+	return f.printer.print(e)
+}
+
+// leave tells that ending an observation ends nothing else.
+func (a *app) leave(cmd *cobra.Command, sessionID string, after int64) {
+	cmd.PrintErrf("\nStopped watching; the work goes on. Look again:\n  helmr session events %s --follow --after %d\nTo stop the work itself:\n  helmr session cancel %s\n",
+		sessionID, after, sessionID)
+}
+
+// terminalStatus gives the status a Turn ends in with this event, "" if it does not end.
+func terminalStatus(e api.Event) string {
+	switch e.Kind {
+	case "turn.completed", "turn.failed", "turn.interrupted", "turn.cancelled":
+		return strings.TrimPrefix(e.Kind, "turn.")
+	}
+	return ""
+}
+
+func turnErrorText(data json.RawMessage) string {
+	var d struct {
+		Error *api.TurnError `json:"error"`
+	}
+	if json.Unmarshal(data, &d) != nil || d.Error == nil {
+		return "no reason was recorded"
+	}
+	if d.Error.Message == "" {
+		return d.Error.Code
+	}
+	return d.Error.Code + ": " + d.Error.Message
+}
+
+// lastEvent finds the sequence of a Session's newest event in a number of requests that grows with its logarithm: a
+// cursor beyond the newest one is refused.
+func lastEvent(ctx context.Context, c *client.Client, sessionID string) (int64, error) {
+	exists := func(after int64) (bool, error) {
+		_, err := c.ListEvents(ctx, sessionID, after, 1)
+		if e, ok := errors.AsType[*client.Error](err); ok && e.Code == "invalid_cursor" {
+			return false, nil
+		}
+		if e, ok := errors.AsType[*client.Error](err); ok && e.Code == "cursor_expired" {
+			return true, nil // older than what is kept, so not beyond the newest
+		}
+		return err == nil, err
+	}
+	low, high := int64(0), int64(1)
+	for {
+		ok, err := exists(high)
+		if err != nil {
+			return 0, err
+		}
+		if !ok {
+			break
+		}
+		low, high = high, high*2
+	}
+	for high-low > 1 {
+		mid := low + (high-low)/2
+		ok, err := exists(mid)
+		if err != nil {
+			return 0, err
+		}
+		if ok {
+			low = mid
+		} else {
+			high = mid
+		}
+	}
+	return low, nil
+}
+
+// eventPrinter writes events for people: a line each, and what an agent says as running text below its line.
+type eventPrinter struct {
+	out      io.Writer
+	turns    map[string]int64 // Turn id -> its number, as far as seen
+	inOutput bool             // the last thing written was output
+	atStart  bool             // in output: the next character starts a line
+}
+
+func newEventPrinter(out io.Writer) *eventPrinter {
+	return &eventPrinter{out: out, turns: map[string]int64{}}
+}
+
+const indent = "    "
+
+func (p *eventPrinter) print(e api.Event) error {
+	if e.Kind == "turn.output" && p.inOutput {
+		return p.write(p.running(contentText(e.Data)))
+	}
+	var b strings.Builder
+	if p.inOutput && !p.atStart {
+		b.WriteString("\n")
+	}
+	p.inOutput = false
+	fmt.Fprintf(&b, "%s  %-17s", e.CreatedAt.Local().Format("15:04:05.000"), e.Kind)
+	if s := p.describe(e); s != "" {
+		b.WriteString("  " + s)
+	}
+	line := strings.TrimRight(b.String(), " ") + "\n"
+	if e.Kind == "turn.output" {
+		p.inOutput, p.atStart = true, true
+		line += p.running(contentText(e.Data))
+	}
+	return p.write(line)
+}
+
+func (p *eventPrinter) write(s string) error {
+	if _, err := io.WriteString(p.out, s); err != nil {
+		return fmt.Errorf("write output: %w", err)
+	}
+	return nil
+}
+
+// endOutput ends a line of output that is still open, so that what follows starts on its own.
+func (p *eventPrinter) endOutput() {
+	if p.inOutput && !p.atStart {
+		_ = p.write("\n") // the next write tells
+	}
+	p.inOutput = false
+}
+
+// running indents text that goes on where the last one ended.
+func (p *eventPrinter) running(s string) string {
+	var b strings.Builder
+	for _, r := range clean(s) {
+		if p.atStart {
+			b.WriteString(indent)
+			p.atStart = false
+		}
+		b.WriteRune(r)
+		if r == '\n' {
+			p.atStart = true
+		}
+	}
+	return b.String()
+}
+
+// describe gives what stands behind the kind of an event.
+func (p *eventPrinter) describe(e api.Event) string {
+	var d struct {
+		Sequence   int64           `json:"sequence"`
+		Input      json.RawMessage `json:"input"`
+		Epoch      int64           `json:"epoch"`
+		SaveID     string          `json:"save_id"`
+		Result     json.RawMessage `json:"result"`
+		Response   json.RawMessage `json:"response"`
+		Error      *api.TurnError  `json:"error"`
+		HoldID     string          `json:"hold_id"`
+		Reason     string          `json:"reason"`
+		Cause      string          `json:"cause"`
+		MessageID  string          `json:"message_id"`
+		QuestionID string          `json:"question_id"`
+		Failures   int64           `json:"consecutive_failures"`
+		Recovery   struct {
+			Kind   string `json:"kind"`
+			Reason string `json:"reason"`
+		} `json:"recovery"`
+	}
+	if len(e.Data) > 0 {
+		_ = json.Unmarshal(e.Data, &d) // an event of an unknown shape is shown by its kind alone
+	}
+	turn := ""
+	if e.TurnID != nil {
+		if e.Kind == "turn.queued" {
+			p.turns[*e.TurnID] = d.Sequence
+		}
+		if n, ok := p.turns[*e.TurnID]; ok {
+			turn = fmt.Sprintf("#%d", n)
+		}
+	}
+	var rest []string
+	add := func(format string, args ...any) { rest = append(rest, fmt.Sprintf(format, args...)) }
+	switch e.Kind {
+	case "turn.queued":
+		add("%q", brief(clean(contentText(d.Input)), 100))
+	case "turn.running":
+		if d.Recovery.Kind == "reconstructed" {
+			add("in a new process (%s)", d.Recovery.Reason)
+		}
+	case "turn.completed":
+		if len(d.Response) > 0 && string(d.Response) != "null" {
+			add("response: %s", brief(clean(contentText(d.Response)), 2000))
+		}
+		if len(d.Result) > 0 {
+			add("result: %s", clean(compact(d.Result)))
+		}
+	case "turn.failed", "turn.interrupted":
+		add("%s", brief(clean(turnErrorText(e.Data)), 2000))
+	case "session.process_failed":
+		add("%s (%d in a row)", d.Reason, d.Failures)
+	default:
+		for _, s := range []string{d.Cause, d.Reason, d.HoldID, d.MessageID, d.QuestionID} {
+			if s != "" {
+				add("%s", clean(s))
+			}
+		}
+	}
+	return strings.TrimSpace(turn + "  " + strings.Join(rest, "  "))
+}
