@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"helmr.dev/helmr/client/api"
 )
@@ -148,12 +149,16 @@ func (c *Client) Finalize(ctx context.Context, req api.FinalizeRequest, verified
 }
 
 func (c *Client) finalizeOnce(ctx context.Context, req api.FinalizeRequest, verified func(string)) (api.Deployment, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	watchdog := time.AfterFunc(silence, cancel) // the server pings every 15 s
+	defer watchdog.Stop()
 	res, err := c.send(ctx, request{method: http.MethodPost, path: "/v1/deployment-bundles/finalize", body: req, keyed: true})
 	if err != nil {
 		return api.Deployment{}, err
 	}
 	defer func() { _ = res.Body.Close() }()
-	stream := newEventReader(res.Body, func() {})
+	stream := newEventReader(res.Body, func() { watchdog.Reset(silence) })
 	for {
 		name, data, err := stream.next()
 		if err != nil {

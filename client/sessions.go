@@ -55,6 +55,18 @@ func (c *Client) Enqueue(ctx context.Context, sessionID string, req api.EnqueueR
 	return out, err
 }
 
+// InterruptSession aborts the running Turns of the Session and its descendants and holds their queues.
+func (c *Client) InterruptSession(ctx context.Context, sessionID string, req api.ControlRequest) (api.ControlReceipt, error) {
+	return c.control(ctx, sessionID, "interrupt", req)
+}
+
+// ResumeSession releases one hold of the Session.
+func (c *Client) ResumeSession(ctx context.Context, sessionID string, req api.ResumeRequest) (api.ControlReceipt, error) {
+	var out api.ControlReceipt
+	err := c.do(ctx, request{method: http.MethodPost, path: sessionPath(sessionID) + "/resume", body: req, keyed: req.IdempotencyKey != ""}, &out)
+	return out, err
+}
+
 // CloseSession lets accepted work drain and then ends the Session.
 func (c *Client) CloseSession(ctx context.Context, sessionID string, req api.ControlRequest) (api.ControlReceipt, error) {
 	return c.control(ctx, sessionID, "close", req)

@@ -83,7 +83,7 @@ type FinalizeRequest struct {
 // PromoteRequest makes a Deployment current.
 type PromoteRequest struct {
 	Reason         string `json:"reason,omitempty"`
-	IdempotencyKey string `json:"idempotency_key,omitempty"`
+	IdempotencyKey string `json:"idempotency_key,omitempty" minLength:"1"`
 }
 
 // Promotion answers PromoteRequest.

@@ -43,9 +43,9 @@ type SessionPage struct {
 type SessionCreateRequest struct {
 	Agent          string          `json:"agent"`
 	Input          json.RawMessage `json:"input"`
-	Key            string          `json:"key,omitempty"`
-	ComputerID     string          `json:"computer_id,omitempty"`
-	IdempotencyKey string          `json:"idempotency_key,omitempty"`
+	Key            string          `json:"key,omitempty" minLength:"1"`
+	ComputerID     string          `json:"computer_id,omitempty" minLength:"1"`
+	IdempotencyKey string          `json:"idempotency_key,omitempty" minLength:"1"`
 }
 
 // SessionCreateReceipt answers SessionCreateRequest. Created is false if an open Session held the key.
@@ -59,7 +59,7 @@ type SessionCreateReceipt struct {
 // EnqueueRequest admits one more Turn.
 type EnqueueRequest struct {
 	Input          json.RawMessage `json:"input"`
-	IdempotencyKey string          `json:"idempotency_key,omitempty"`
+	IdempotencyKey string          `json:"idempotency_key,omitempty" minLength:"1"`
 }
 
 // EnqueueReceipt answers EnqueueRequest.
@@ -69,9 +69,15 @@ type EnqueueReceipt struct {
 	Sequence  int64  `json:"sequence"`
 }
 
-// ControlRequest is the body of close and cancel.
+// ControlRequest is the body of interrupt, close and cancel.
 type ControlRequest struct {
-	IdempotencyKey string `json:"idempotency_key,omitempty"`
+	IdempotencyKey string `json:"idempotency_key,omitempty" minLength:"1"`
+}
+
+// ResumeRequest releases one hold that the Session owns.
+type ResumeRequest struct {
+	HoldID         string `json:"hold_id"`
+	IdempotencyKey string `json:"idempotency_key,omitempty" minLength:"1"`
 }
 
 // ControlReceipt answers a control. "accepted" does not prove that a process has stopped.

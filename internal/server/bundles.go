@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -36,24 +35,10 @@ func (s *Server) planUpload(c *call) error {
 	if err != nil {
 		return err
 	}
-	var objects struct {
-		Objects []struct {
-			Digest    string `json:"digest"`
-			SizeBytes int64  `json:"sizeBytes"`
-		} `json:"objects"`
-	}
-	if err := json.Unmarshal(manifest, &objects); err != nil { // the room has accepted it
-		return fmt.Errorf("read the objects of a manifest: %w", err)
-	}
-	sizes := map[string]int64{}
-	for _, o := range objects.Objects {
-		sizes[o.Digest] = o.SizeBytes
-	}
 	for i := range plan.Uploads {
 		if u := &plan.Uploads[i]; u.URL == "" { // not signed by the object store: this server takes it
 			u.Method = http.MethodPut
-			u.URL = "/v1/deployment-bundles/objects/" + u.Digest + "?size=" + strconv.FormatInt(sizes[u.Digest], 10)
-			u.Headers = map[string]string{"Content-Type": "application/octet-stream"}
+			u.URL = "/v1/deployment-bundles/objects/" + u.Digest + "?size=" + strconv.FormatInt(u.SizeBytes, 10)
 		}
 	}
 	return c.answer(http.StatusOK, plan)
@@ -162,6 +147,15 @@ func (s *Server) finalize(c *call) error {
 	}
 }
 
+// streamError is the data of the error event that ends a finalize stream: a problem under the names of events.
+type streamError struct {
+	Code      string         `json:"code"`
+	Message   string         `json:"message"`
+	Status    int            `json:"status"`
+	RequestID string         `json:"request_id"`
+	Details   map[string]any `json:"details,omitempty"`
+}
+
 // endFinalize sends the last event of a finalize stream.
 func (s *Server) endFinalize(c *call, out *eventWriter, d api.Deployment, err error) error {
 	if err == nil {
@@ -172,7 +166,7 @@ func (s *Server) endFinalize(c *call, out *eventWriter, d api.Deployment, err er
 		return nil
 	}
 	f := fault.From(err)
-	if jerr := out.json(0, "error", problemOf(f, c.w.requestID)); jerr != nil {
+	if jerr := out.json(0, "error", streamError{string(f.Code), f.Message, fault.Status(f.Code), c.w.requestID, f.Details}); jerr != nil {
 		return jerr
 	}
 	_ = out.flush()

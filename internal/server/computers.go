@@ -10,6 +10,9 @@ func (s *Server) listComputers(c *call) (api.ComputerPage, error) {
 		return api.ComputerPage{}, err
 	}
 	cursor, limit, err := c.page()
+	if err == nil {
+		err = idCursor(cursor)
+	}
 	if err != nil {
 		return api.ComputerPage{}, err
 	}

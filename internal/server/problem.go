@@ -38,7 +38,11 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 	}
 	f := fault.From(err)
 	if f.Code == fault.Internal || f.Cause != nil {
-		s.log.LogAttrs(r.Context(), slog.LevelError, "request failed", slog.String("request_id", w.requestID),
+		level := slog.LevelWarn
+		if fault.Status(f.Code) >= 500 {
+			level = slog.LevelError
+		}
+		s.log.LogAttrs(r.Context(), level, "request failed", slog.String("request_id", w.requestID),
 			slog.String("route", w.route), slog.String("code", string(f.Code)), slog.String("error", err.Error()))
 	}
 	if w.status != 0 {

@@ -105,6 +105,14 @@ func (c *call) page() (cursor string, limit int, err error) {
 	return c.query.Get("cursor"), limit, err
 }
 
+// idCursor refuses a cursor of a list whose cursors are identifiers if it cannot have come from there.
+func idCursor(cursor string) error {
+	if cursor == "" || id.Valid(cursor) {
+		return nil
+	}
+	return fault.New(fault.InvalidCursor, "cursor must be the next_cursor of the page before.").With("parameter", "cursor")
+}
+
 // number reads a whole number within bounds.
 func (c *call) number(name string, otherwise, lowest, highest int) (int, error) {
 	text := c.query.Get(name)

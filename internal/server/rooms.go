@@ -42,6 +42,8 @@ type Sessions interface {
 type Turns interface {
 	CreateSession(ctx context.Context, environmentID string, by api.Actor, req api.SessionCreateRequest) (api.SessionCreateReceipt, error)
 	Enqueue(ctx context.Context, environmentID string, by api.Actor, sessionID string, req api.EnqueueRequest) (api.EnqueueReceipt, error)
+	Interrupt(ctx context.Context, environmentID string, by api.Actor, sessionID string, req api.ControlRequest) (api.ControlReceipt, error)
+	Resume(ctx context.Context, environmentID string, by api.Actor, sessionID, holdID, idempotencyKey string) (api.ControlReceipt, error)
 	Close(ctx context.Context, environmentID string, by api.Actor, sessionID string, req api.ControlRequest) (api.ControlReceipt, error)
 	Cancel(ctx context.Context, environmentID string, by api.Actor, sessionID string, req api.ControlRequest) (api.ControlReceipt, error)
 	Get(ctx context.Context, environmentID, sessionID, turnID string) (api.Turn, error)

@@ -80,6 +80,7 @@ func (s *Server) newMux() http.Handler {
 		rt := &s.table[i]
 		add(rt.method, "/v1"+rt.path, s.endpoint(rt))
 	}
+	add(http.MethodGet, "/api/me", named("me", http.HandlerFunc(s.me)))
 	add(http.MethodGet, "/openapi.json", named("openapi", s.serveDocument()))
 	add(http.MethodGet, "/healthz", named("healthz", http.HandlerFunc(s.healthz)))
 	add(http.MethodGet, "/readyz", named("readyz", http.HandlerFunc(s.readyz)))

@@ -69,6 +69,9 @@ func (s *Server) listSessions(c *call) (api.SessionPage, error) {
 		return api.SessionPage{}, badParam("key", "key needs agent_id: keys are unique per Agent.")
 	}
 	cursor, limit, err := c.page()
+	if err == nil {
+		err = idCursor(cursor)
+	}
 	if err != nil {
 		return api.SessionPage{}, err
 	}
@@ -103,6 +106,17 @@ func (s *Server) closeSession(c *call, in api.ControlRequest) (api.ControlReceip
 
 func (s *Server) cancelSession(c *call, in api.ControlRequest) (api.ControlReceipt, error) {
 	return s.deps.Turn.Cancel(c.ctx(), c.env(), c.who.Actor, c.path("session_id"), in)
+}
+
+func (s *Server) interruptSession(c *call, in api.ControlRequest) (api.ControlReceipt, error) {
+	return s.deps.Turn.Interrupt(c.ctx(), c.env(), c.who.Actor, c.path("session_id"), in)
+}
+
+func (s *Server) resumeSession(c *call, in api.ResumeRequest) (api.ControlReceipt, error) {
+	if err := checkBody(checkID, "hold_id", in.HoldID); err != nil {
+		return api.ControlReceipt{}, err
+	}
+	return s.deps.Turn.Resume(c.ctx(), c.env(), c.who.Actor, c.path("session_id"), in.HoldID, in.IdempotencyKey)
 }
 
 func (s *Server) listTurns(c *call) (api.TurnPage, error) {

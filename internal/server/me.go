@@ -1,0 +1,34 @@
+package server
+
+import (
+	"encoding/json"
+	"net/http"
+
+	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/access"
+)
+
+// me tells a caller what its credential is and may do. Any valid credential may ask.
+func (s *Server) me(rw http.ResponseWriter, r *http.Request) {
+	w := rw.(*answer)
+	who, err := s.authenticate(r)
+	if err == nil {
+		_, err = parseQuery(r.URL.RawQuery, nil)
+	}
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	me := api.Me{Actor: who.Actor, OrganizationID: who.OrganizationID, ProjectID: who.ProjectID, EnvironmentID: who.EnvironmentID, Permissions: []string{}}
+	for _, p := range access.Permissions {
+		if who.Can(p.Name) {
+			me.Permissions = append(me.Permissions, p.Name)
+		}
+	}
+	body, err := json.Marshal(me)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	w.send(http.StatusOK, "application/json", body)
+}
