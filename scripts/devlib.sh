@@ -1,0 +1,77 @@
+# How the scripts start and stop `helmr dev`. It is sourced after lib.sh, never run.
+dev_pid='' dev_url=''
+
+# await SECONDS WHAT COMMAND...: waits until COMMAND succeeds.
+await() {
+  local deadline=$((SECONDS + $1)) what=$2
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    [ "$SECONDS" -lt "$deadline" ] || fail "gave up waiting for $what"
+    sleep 0.1
+  done
+}
+
+dev_ready() {
+  [ -n "$dev_pid" ] && kill -0 "$dev_pid" || return 1
+  [ "$(sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' "$1/dev.json" 2>/dev/null)" = "$dev_pid" ]
+}
+
+# dev_start DATA ADDR: starts helmr dev in the background and waits until it answers. Sets dev_pid and dev_url.
+dev_start() {
+  local data=$1 addr=$2
+  printf '\n%s\n' "$bold\$ helmr dev --data-dir $data --addr $addr &$plain"
+  mkdir -p "$data"
+  # A session of its own, so that Ctrl-C here reaches this script first and helmr is then stopped in order.
+  setsid helmr dev --data-dir "$data" --addr "$addr" >"$data/dev.out" 2>&1 </dev/null &
+  dev_pid=$!
+  local deadline=$((SECONDS + 60))
+  until dev_ready "$data"; do
+    if ! kill -0 "$dev_pid" 2>/dev/null; then
+      cat "$data/dev.out" >&2
+      dev_pid=''
+      fail "helmr dev did not start"
+    fi
+    [ "$SECONDS" -lt "$deadline" ] || fail "helmr dev did not answer within a minute"
+    sleep 0.05
+  done
+  dev_url=$(sed -n 's/.*"url": *"\([^"]*\)".*/\1/p' "$data/dev.json")
+  sed -e 's/\(hlmr_sk_....\)[A-Za-z0-9_-]*/\1.../' "$data/dev.out"
+}
+
+dev_kill() {
+  kill -KILL "$dev_pid"
+  wait "$dev_pid" 2>/dev/null || true
+  dev_pid=''
+}
+
+# dev_stop: an orderly stop of what dev_start started.
+dev_stop() {
+  [ -n "$dev_pid" ] || return 0
+  local pid=$dev_pid
+  dev_pid=''
+  kill -INT "$pid" 2>/dev/null || return 0
+  local deadline=$((SECONDS + 60))
+  while kill -0 "$pid" 2>/dev/null; do
+    if [ "$SECONDS" -ge "$deadline" ]; then
+      kill -KILL "$pid"
+      wait "$pid" 2>/dev/null || true
+      fail "helmr dev did not stop within a minute"
+    fi
+    sleep 0.05
+  done
+  wait "$pid" || fail "helmr dev ended with status $?"
+}
+
+# dev_destroy DATA: removes what a killed helmr dev may have left running on a data folder.
+dev_destroy() {
+  [ -d "$1" ] || return 0
+  helmr dev --data-dir "$1" --destroy >/dev/null
+}
+
+# leftovers: what a stopped helmr must not have added to the machine.
+leftovers() {
+  echo "namespaces: $(ip netns list 2>/dev/null | grep -c helmr || true)"
+  echo "cgroups: $(find /sys/fs/cgroup -type d -name '*helmr*' 2>/dev/null | wc -l)"
+  echo "firewall: $(nft list tables 2>/dev/null | grep -c helmr || true)"
+  echo "links: $(ip -o link 2>/dev/null | grep -c helmr || true)"
+}
