@@ -1,0 +1,73 @@
+package build
+
+import (
+	"fmt"
+)
+
+// unsupported lists what authors may write and this version of helmr does not do yet. It is refused here, so that it
+// is never ignored later. A row goes when its feature comes.
+var (
+	unsupportedInConfig = []struct {
+		field string
+		used  func(*config) bool
+		do    string
+	}{
+		{"build.builder", func(c *config) bool { return len(c.Build.Builder) > 0 }, "Leave it out; dependencies are installed with what this machine has"},
+		{"build.secrets", func(c *config) bool { return len(c.Build.Secrets) > 0 }, "Leave it out"},
+	}
+	unsupportedInAgents = []struct {
+		field string
+		used  func(agentDefinition) bool
+		do    string
+	}{
+		{"triggers", func(a agentDefinition) bool { return len(a.Triggers) > 0 }, "Leave it out; create Sessions with `helmr session create` or the API"},
+		{"hibernateAfterIdle", func(a agentDefinition) bool { return a.HibernateAfterIdleMs != nil }, `Leave it out or write "never"`},
+	}
+	unsupportedInTemplates = []struct {
+		field string
+		used  func(templateDefinition) bool
+		do    string
+	}{
+		{"prepare", func(t templateDefinition) bool { return t.HasPrepare }, "Leave it out; put the work into the image with .run([...])"},
+		{"prepareNetwork", func(t templateDefinition) bool { return t.PrepareNetwork != nil }, "Leave it out"},
+		{"prepareSecrets", func(t templateDefinition) bool { return len(t.PrepareSecrets) > 0 }, "Leave it out"},
+		{"refresh", func(t templateDefinition) bool { return t.RefreshEveryMs != nil }, "Leave it out"},
+		{"secrets", func(t templateDefinition) bool { return len(t.Secrets) > 0 }, "Leave it out"},
+		{"network.allowDomains", func(t templateDefinition) bool { return len(t.Network.AllowDomains) > 0 }, "Leave network out or write { blockAll: true }: Computers have no network yet"},
+		{"network.blockAll: false", func(t templateDefinition) bool {
+			return t.networkGiven && !t.Network.BlockAll && t.Network.AllowDomains == nil
+		}, "Leave network out or write { blockAll: true }: Computers have no network yet"},
+		{"deleteAfterUnused", func(t templateDefinition) bool { return t.DeleteAfterUnusedMs != nil }, `Leave it out or write "never"`},
+	}
+)
+
+const notYet = "is not supported by this version of helmr yet"
+
+func checkConfigSupported(c *config) error {
+	for _, row := range unsupportedInConfig {
+		if row.used(c) {
+			return problem(configName, row.do, "%s %s", row.field, notYet)
+		}
+	}
+	return nil
+}
+
+// checkSupported refuses the first definition that uses something from the tables above.
+func checkSupported(d definition) error {
+	where := func(kind, id string) string { return fmt.Sprintf("%s: %s %q", d.Module, kind, id) }
+	if a := d.Agent; a != nil {
+		for _, row := range unsupportedInAgents {
+			if row.used(*a) {
+				return problem(where("agent", a.ID), row.do, "%s %s", row.field, notYet)
+			}
+		}
+	}
+	if t := d.Template; t != nil {
+		for _, row := range unsupportedInTemplates {
+			if row.used(*t) {
+				return problem(where("template", t.ID), row.do, "%s %s", row.field, notYet)
+			}
+		}
+	}
+	return nil
+}
