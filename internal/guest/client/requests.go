@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	pb "google.golang.org/protobuf/proto"
+
 	"helmr.dev/helmr/internal/guest/proto"
 )
 
@@ -51,6 +53,9 @@ type AckCommand struct {
 
 // call sends r and turns the reply into an error; already tells that the guest had done it before.
 func (c *Client) call(ctx context.Context, what string, r *proto.Request, before func(*link)) (already bool, err error) {
+	if err := check(r); err != nil {
+		return false, fmt.Errorf("%s: %w: %w", what, ErrInvalid, err)
+	}
 	l, err := c.current()
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", what, err)
@@ -65,6 +70,48 @@ func (c *Client) call(ctx context.Context, what string, r *proto.Request, before
 		return false, fmt.Errorf("%s: %w", what, err)
 	}
 	return reply.GetStatus() == proto.Status_STATUS_ALREADY, replyError(what, reply)
+}
+
+// check finds what the guest would refuse, before it could spoil a frame that holds other requests too.
+func check(r *proto.Request) error {
+	switch k := r.GetKind().(type) {
+	case *proto.Request_StartProcess, *proto.Request_ExecCommand:
+		// Names and values come from outside and may be no UTF-8, which strings of a message must be.
+		raw, err := pb.Marshal(r)
+		if err != nil {
+			return err
+		}
+		if len(raw) > proto.MaxLine {
+			return fmt.Errorf("its encoding has %d bytes, allowed are %d", len(raw), proto.MaxLine)
+		}
+		if p := r.GetStartProcess(); p != nil {
+			return proto.CheckProcess(p.GetSessionId(), p.GetEpoch())
+		}
+		return proto.CheckID(r.GetExecCommand().GetCommandId())
+	case *proto.Request_DeliverTurn:
+		if err := proto.CheckID(k.DeliverTurn.GetTurnId()); err != nil {
+			return err
+		}
+		return checkLine(k.DeliverTurn.GetSessionId(), k.DeliverTurn.GetEpoch(), k.DeliverTurn.GetLine())
+	case *proto.Request_Control:
+		return checkLine(k.Control.GetSessionId(), k.Control.GetEpoch(), k.Control.GetLine())
+	case *proto.Request_Kill:
+		return proto.CheckProcess(k.Kill.GetSessionId(), k.Kill.GetEpoch())
+	case *proto.Request_Forget:
+		return proto.CheckProcess(k.Forget.GetSessionId(), k.Forget.GetEpoch())
+	case *proto.Request_CancelCommand:
+		return proto.CheckID(k.CancelCommand.GetCommandId())
+	case *proto.Request_ForgetCommand:
+		return proto.CheckID(k.ForgetCommand.GetCommandId())
+	}
+	return nil
+}
+
+func checkLine(sessionID string, epoch int64, line []byte) error {
+	if len(line) > proto.MaxLine {
+		return fmt.Errorf("a line has %d bytes, allowed are %d", len(line), proto.MaxLine)
+	}
+	return proto.CheckProcess(sessionID, epoch)
 }
 
 func replyError(what string, r *proto.Reply) error {
@@ -132,25 +179,36 @@ func (c *Client) Ack(acks []Ack) error {
 	if err != nil {
 		return fmt.Errorf("acknowledge operations: %w", err)
 	}
-	var order []key
-	grouped := map[key]*proto.Acks{}
+	for _, a := range acks {
+		if err := checkLine(a.SessionID, a.Epoch, a.Line); err != nil {
+			return fmt.Errorf("acknowledge operation %d: %w: %w", a.Seq, ErrInvalid, err)
+		}
+	}
+	for _, group := range l.groupAcks(acks) {
+		l.send(&proto.Request{Kind: &proto.Request_Acks{Acks: group}})
+	}
+	return nil
+}
+
+// groupAcks makes one request per process, more if it would be long.
+func (l *link) groupAcks(acks []Ack) []*proto.Acks {
+	var groups []*proto.Acks
+	open, size := map[key]*proto.Acks{}, map[key]int{}
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, a := range acks {
 		k := key{a.SessionID, a.Epoch}
-		if grouped[k] == nil {
-			grouped[k] = &proto.Acks{SessionId: a.SessionID, Epoch: a.Epoch}
-			order = append(order, k)
+		if open[k] == nil || size[k] > frameTarget {
+			open[k], size[k] = &proto.Acks{SessionId: a.SessionID, Epoch: a.Epoch}, 0
+			groups = append(groups, open[k])
 		}
-		grouped[k].Acks = append(grouped[k].Acks, &proto.Ack{Seq: a.Seq, Line: a.Line})
+		open[k].Acks = append(open[k].Acks, &proto.Ack{Seq: a.Seq, Line: a.Line})
+		size[k] += len(a.Line)
 		if p := l.processes[k]; p != nil {
 			p.acked = max(p.acked, a.Seq)
 		}
 	}
-	l.mu.Unlock()
-	for _, k := range order {
-		l.send(&proto.Request{Kind: &proto.Request_Acks{Acks: grouped[k]}})
-	}
-	return nil
+	return groups
 }
 
 // Forget drops an exited process all of whose operations are acknowledged. Its epoch can never be started again.
@@ -192,6 +250,9 @@ func (c *Client) CancelCommand(ctx context.Context, commandID string) error {
 
 // AckCommand acknowledges events of a Command without waiting.
 func (c *Client) AckCommand(a AckCommand) error {
+	if err := proto.CheckID(a.ID); err != nil {
+		return fmt.Errorf("acknowledge command: %w: %w", ErrInvalid, err)
+	}
 	l, err := c.current()
 	if err != nil {
 		return fmt.Errorf("acknowledge command: %w", err)

@@ -277,7 +277,7 @@ func (s *Server) finishCommand(c *command, result scope.Result, fault error) {
 	default:
 		e.ExitCode = int32(result.Code)
 	}
-	e.Detail = e.Detail[:min(len(e.Detail), proto.MaxDetail)]
+	e.Detail = short(e.Detail)
 	c.exited = e
 	s.wakeLocked()
 }

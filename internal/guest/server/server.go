@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -165,9 +166,14 @@ func (s *Server) handle(c *conn, r *proto.Request) error {
 		status, detail = proto.Status_STATUS_INVALID, "this guest does not know the request"
 	}
 	if r.GetId() != 0 {
-		s.reply(c, &proto.Reply{Id: r.GetId(), Status: status, Detail: detail[:min(len(detail), proto.MaxDetail)]})
+		s.reply(c, &proto.Reply{Id: r.GetId(), Status: status, Detail: short(detail)})
 	}
 	return nil
+}
+
+// short cuts a text to what a message may carry; what is no UTF-8 could not be encoded.
+func short(detail string) string {
+	return strings.ToValidUTF8(detail[:min(len(detail), proto.MaxDetail)], "?")
 }
 
 // memory is a bounded map that forgets its oldest keys.
