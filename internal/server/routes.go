@@ -135,3 +135,17 @@ func (s *Server) deploymentRoutes() []route {
 
 // scopeText gives the API key scope of a permission.
 func scopeText(permission string) string { return strings.Replace(permission, ".", ":", 1) }
+
+// RouteInfo describes one route of the table, for tests and tools that walk it.
+type RouteInfo struct {
+	Method, Path, Permission, Also, Operation string
+}
+
+// Routes gives the route table. Paths are relative to the prefix that fixes the Environment.
+func (s *Server) Routes() []RouteInfo {
+	out := make([]RouteInfo, 0, len(s.table))
+	for _, rt := range s.table {
+		out = append(out, RouteInfo{Method: rt.method, Path: rt.path, Permission: rt.permission, Also: rt.also, Operation: rt.operation})
+	}
+	return out
+}
