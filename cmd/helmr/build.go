@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,7 +22,7 @@ source gives an equal bundle. It needs Node.js and, for images, Docker with Buil
   helmr build --json`,
 		Args: optionalArg("PATH"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			options := build.Options{Output: output, Progress: buildProgress(cmd)}
+			options := build.Options{Output: output, Progress: newStepPrinter(cmd.ErrOrStderr(), jsonWanted(cmd)).build}
 			if len(args) > 0 {
 				options.Dir = args[0]
 			}
@@ -41,26 +40,6 @@ source gives an equal bundle. It needs Node.js and, for images, Docker with Buil
 	}
 	command.Flags().StringVarP(&output, "output", "o", "", "folder of the bundle, which must not exist (default "+build.DefaultOutput+" in the project)")
 	return command
-}
-
-// buildProgress prints what a build does on stderr: lines for people, or one object per line with --json.
-func buildProgress(cmd *cobra.Command) build.Progress {
-	if jsonWanted(cmd) {
-		return func(e build.Event) { _ = printLine(cmd.ErrOrStderr(), e) } // progress that nobody reads stops no build
-	}
-	return func(e build.Event) {
-		switch e.Kind {
-		case build.EventStart:
-			cmd.PrintErrf("%s\n", e.Message)
-		case build.EventEnd:
-			took := time.Duration(e.DurationMs) * time.Millisecond
-			cmd.PrintErrf("  done in %s: %s\n", took, e.Message)
-		case build.EventWarning:
-			cmd.PrintErrf("  warning: %s\n", e.Message)
-		default:
-			cmd.PrintErrf("  %s\n", e.Message)
-		}
-	}
 }
 
 // authorError gives a mistake in a project as an error with a hint.

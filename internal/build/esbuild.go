@@ -62,9 +62,7 @@ func compile(request compileRequest) (compiled, error) {
 		LogLimit:       20,
 	}
 	if !request.installedSDK {
-		options.Plugins = []api.Plugin{embeddedSource(sdkNamespace, sdkName, sdk.Files, map[string]string{
-			sdkName: "src/index.ts", sdkName + "/internal": "src/internal.ts",
-		})}
+		options.Plugins = []api.Plugin{embeddedSDK()}
 	}
 	result := api.Build(options)
 	if len(result.Errors) > 0 {
@@ -81,12 +79,23 @@ func compile(request compileRequest) (compiled, error) {
 	return out, nil
 }
 
+// embeddedSDK resolves imports of the SDK to the source that the binary carries.
+func embeddedSDK() api.Plugin {
+	return embeddedSource(sdkNamespace, sdkName, sdk.Files, map[string]string{
+		sdkName: "src/index.ts", sdkName + "/internal": "src/internal.ts",
+	})
+}
+
 // embeddedSource resolves imports of one package to TypeScript files of an embedded folder.
 func embeddedSource(namespace, name string, files fs.FS, exports map[string]string) api.Plugin {
 	return api.Plugin{Name: namespace, Setup: func(build api.PluginBuild) {
 		resolved := func(file string) api.OnResolveResult {
-			// Modules of the SDK do nothing when imported, so what a program does not use stays out of it.
-			return api.OnResolveResult{Path: file, Namespace: namespace, SideEffects: api.SideEffectsFalse}
+			result := api.OnResolveResult{Path: file, Namespace: namespace}
+			if name == sdkName {
+				// Its modules do nothing when imported, so what a program does not use stays out of it.
+				result.SideEffects = api.SideEffectsFalse
+			}
+			return result
 		}
 		filter := `^` + strings.ReplaceAll(name, ".", `\.`) + `(/|$)`
 		build.OnResolve(api.OnResolveOptions{Filter: filter}, func(args api.OnResolveArgs) (api.OnResolveResult, error) {
