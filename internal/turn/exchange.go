@@ -61,6 +61,10 @@ func (x *exchange) run() error {
 			return err
 		}
 	default:
+		if x.c.Residency == computer.Running {
+			x.out.Fenced = true
+			return x.lost() // it ran here before, and the Worker has nothing of it
+		}
 		return x.spec()
 	}
 	for _, ops := range x.req.GetOperations() {
@@ -74,6 +78,7 @@ func (x *exchange) run() error {
 				return err
 			}
 		}
+		x.forget()
 	}
 	x.use()
 	return x.disk()

@@ -1,6 +1,8 @@
 package turn
 
 import (
+	"cmp"
+
 	"helmr.dev/helmr/internal/session"
 )
 
@@ -18,7 +20,7 @@ func (x *exchange) exited(u *unit, e exit) error {
 		failure = *p.FailureReason
 	case p.StopReason != nil && *p.StopReason == session.HoldCancellationFailed:
 		stopped, recovery = *p.StopReason, *p.StopReason
-	case p.StopReason != nil && x.now >= *p.StoppingAt+(StopDeadline+killGrace).Milliseconds():
+	case p.StopReason != nil && e.Cause == "stop_deadline", p.StopReason != nil && x.now >= *p.StoppingAt+(StopDeadline+killGrace).Milliseconds():
 		failure = "stop_deadline"
 	case p.StopReason != nil:
 		stopped = *p.StopReason
@@ -51,8 +53,8 @@ func (x *exchange) exitedServing(u *unit, e exit) error {
 	t := u.head
 	if t.AbortReason == nil {
 		text := "the Session process ended while the Turn ran"
-		if e.Stderr != "" {
-			text += ": " + message(lastLines(e.Stderr), "")
+		if why := cmp.Or(e.Detail, e.Stderr); why != "" {
+			text += ": " + message(lastLines(why), "")
 		}
 		return x.end(u, Interrupted, CodeProcessLost, text)
 	}

@@ -29,9 +29,9 @@ type operation struct {
 
 // exit is how a process ended.
 type exit struct {
-	Code   *int   `json:"code"`
-	Signal any    `json:"signal"`
 	Stderr string `json:"stderr"`
+	Cause  string `json:"cause"`
+	Detail string `json:"detail"`
 }
 
 // operations applies what a process did since the last acknowledgement, in order, and acknowledges it.

@@ -23,7 +23,6 @@ func (x *exchange) observed(sessionID string, epoch int64) *workerpb.ObservedPro
 
 // reconcile moves one Session forward and says what its process should do now.
 func (x *exchange) reconcile(u *unit) error {
-	x.forget(u)
 	if u.p == nil {
 		return x.mayStart(u)
 	}
@@ -45,12 +44,17 @@ func (x *exchange) reconcile(u *unit) error {
 	return x.want(u, seen)
 }
 
-// forget tells the guest to drop ended processes.
-func (x *exchange) forget(u *unit) {
+// forget says what becomes of processes that the guest has and the Session does not: ended ones are dropped, others killed.
+func (x *exchange) forget() {
 	for _, o := range x.req.GetProcesses() {
-		if o.GetSessionId() == u.s.ID && o.GetExited() && (u.p == nil || o.GetEpoch() != u.p.Epoch) {
-			x.out.Processes = append(x.out.Processes, &workerpb.WantedProcess{SessionId: o.GetSessionId(), Epoch: o.GetEpoch(), Action: workerpb.WantedProcess_ACTION_FORGET})
+		if u := x.unitOf(o.GetSessionId()); u != nil && u.p != nil && u.p.Epoch == o.GetEpoch() {
+			continue
 		}
+		action := workerpb.WantedProcess_ACTION_KILL
+		if o.GetExited() {
+			action = workerpb.WantedProcess_ACTION_FORGET
+		}
+		x.out.Processes = append(x.out.Processes, &workerpb.WantedProcess{SessionId: o.GetSessionId(), Epoch: o.GetEpoch(), Action: action})
 	}
 }
 
