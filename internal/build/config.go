@@ -148,7 +148,7 @@ func describeEnd(err error, where, what string) error {
 	case errors.Is(err, errSlow):
 		return problem(where, "Do not wait for something in module scope", "%s did not finish loading within %s", what, evaluationTimeout)
 	case errors.Is(err, errNoReport):
-		return problem(where, "Remove the call of process.exit", "%s ended the process while it was loaded", what)
+		return problem(where, "Let it return instead", "%s ended the process while it was loaded", what)
 	case ran && exit == "exit status 13":
 		return problem(where, "Find the top-level await whose promise is never settled", "%s never finishes loading", what)
 	case ran:

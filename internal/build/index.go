@@ -105,7 +105,7 @@ func indexProgram(ctx context.Context, n node, tree, work string, c config, r re
 		return index{}, err
 	}
 	if err := run.run(ctx, r, &report); err != nil {
-		return index{}, describeEnd(err, "", "a module")
+		return index{}, describeEnd(err, shortList(modules), "a module")
 	}
 	if report.Error != nil {
 		return index{}, importProblem(report.Error, run.moduleDir())

@@ -154,6 +154,10 @@ func install(ctx context.Context, argv []string, tree, work string, r reporter) 
 	if ended, ran := errors.AsType[*commandError](err); ran {
 		return problem("install", "The output below says why", "`%s` failed (%s)", strings.Join(argv, " "), exitText(ended.err)).with(ended.output)
 	}
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() == 0 {
+		return problem("install", "Set TMPDIR to a folder like /tmp, or run the build as an ordinary user",
+			"as root, dependencies are installed by the user nobody, who may not run %s or reach %s: %v", name, tree, err)
+	}
 	if err != nil {
 		return fmt.Errorf("install dependencies: %w", err)
 	}
