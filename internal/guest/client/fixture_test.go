@@ -27,6 +27,7 @@ func (c *channel) op(format string, a ...any) {
 //	flood N       init_done, then N output operations of 100 bytes, then exit 7 without waiting
 //	big N         one operation of N bytes, then echo
 //	raw HEX       writes those bytes and then waits for the end of its channel
+//	collect N     N operations, then exits with 0 if it gets the acks 1 to N in order, each once, else with 9
 //	deaf          init_done, then never reads
 //	die           init_done, one output, half a line, then SIGKILL of itself
 func runFixture(mode string) {
@@ -45,6 +46,14 @@ func runFixture(mode string) {
 		}
 		c.w.Flush()
 		os.Exit(7)
+	case "collect":
+		go func() {
+			for range n {
+				c.op(`"type":"output","text":"x"`)
+			}
+			c.w.Flush()
+		}()
+		collect(f, n)
 	case "big":
 		c.op(`"type":"output","text":"%s"`, strings.Repeat("x", n-len(`{"seq":1,"type":"output","text":""}`)))
 	case "die":
@@ -72,6 +81,18 @@ func runFixture(mode string) {
 		heard(c, lines.Bytes())
 		c.w.Flush()
 	}
+}
+
+func collect(f *os.File, n int) {
+	lines := bufio.NewScanner(f)
+	lines.Scan() // start
+	for want := 1; want <= n && lines.Scan(); want++ {
+		if got := lines.Text(); got != fmt.Sprintf(`{"type":"ack","seq":%d}`, want) {
+			fmt.Fprintf(os.Stderr, "ack %d is %s", want, got)
+			os.Exit(9)
+		}
+	}
+	os.Exit(0)
 }
 
 // heard answers one line: acks, to keep their number finite, are counted by type only when a turn asks for it.
