@@ -2,6 +2,8 @@ package build
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -136,14 +138,12 @@ func writeObject(objects, mediaType string, write func(io.Writer) error) (object
 	if err != nil {
 		return object, fmt.Errorf("write bundle: %w", err)
 	}
-	err = errors.Join(write(file), file.Chmod(0o644), file.Close())
-	if err != nil {
+	hash := sha256.New()
+	counted := &countingWriter{w: io.MultiWriter(file, hash)}
+	if err = errors.Join(write(counted), file.Chmod(0o644), file.Close()); err != nil {
 		return object, fmt.Errorf("write bundle: %w", err)
 	}
-	digest, size, err := bundle.DigestFile(file.Name())
-	if err != nil {
-		return object, fmt.Errorf("write bundle: %w", err)
-	}
+	digest, size := hex.EncodeToString(hash.Sum(nil)), counted.n
 	if size > bundle.MaxObjectBytes {
 		return object, problem("bundle", "Make the image or the program smaller", "an object of %d bytes; at most %d are allowed (%s)", size, int64(bundle.MaxObjectBytes), mediaType)
 	}
@@ -151,6 +151,18 @@ func writeObject(objects, mediaType string, write func(io.Writer) error) (object
 		return object, fmt.Errorf("write bundle: %w", err)
 	}
 	return bundle.Object{Digest: digest, SizeBytes: size, MediaType: mediaType}, nil
+}
+
+// countingWriter counts what goes through it.
+type countingWriter struct {
+	w io.Writer
+	n int64
+}
+
+func (c *countingWriter) Write(data []byte) (int, error) {
+	n, err := c.w.Write(data)
+	c.n += int64(n)
+	return n, err
 }
 
 func copyFrom(w io.Writer, name string) error {

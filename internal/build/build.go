@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"helmr.dev/helmr/internal/build/bundle"
 )
@@ -56,6 +57,9 @@ func Run(ctx context.Context, options Options) (Result, error) {
 	defer func() { _ = os.RemoveAll(work) }() // a file that cannot be removed must not hide the result
 	b := &builder{root: root, output: output, work: work, progress: progress}
 	folder, err := b.run(ctx)
+	if errors.Is(err, syscall.ENOSPC) {
+		return Result{}, problem("disk", "Make room, or set TMPDIR to a folder on a larger disk", "no space is left where the build writes (%s, %s): %v", work, filepath.Dir(output), err)
+	}
 	if err != nil {
 		return Result{}, err
 	}
