@@ -187,6 +187,10 @@ func (b blobDir) putJSON(v any) (v1.Hash, int64, error) {
 	if err != nil {
 		return v1.Hash{}, 0, fmt.Errorf("encode image metadata: %w", err)
 	}
+	return b.putBytes(text)
+}
+
+func (b blobDir) putBytes(text []byte) (v1.Hash, int64, error) {
 	return b.put(func(w io.Writer) error { _, err := io.Copy(w, bytes.NewReader(text)); return err })
 }
 
@@ -248,8 +252,14 @@ func plainConfig(from v1.ConfigFile, diffs []v1.Hash) v1.ConfigFile {
 	if len(labels) == 0 {
 		labels = nil
 	}
+	epoch := v1.Time{Time: time.Unix(0, 0).UTC()}
+	// buildah insists on as many entries of history as layers.
+	history := make([]v1.History, len(diffs))
+	for i := range history {
+		history[i] = v1.History{Created: epoch}
+	}
 	return v1.ConfigFile{
-		Architecture: "amd64", OS: "linux", Created: v1.Time{Time: time.Unix(0, 0).UTC()},
+		Architecture: "amd64", OS: "linux", Created: epoch, History: history,
 		Config: v1.Config{
 			User: c.User, Env: c.Env, Entrypoint: c.Entrypoint, Cmd: c.Cmd, WorkingDir: c.WorkingDir, Labels: labels,
 			ExposedPorts: c.ExposedPorts, Volumes: c.Volumes, StopSignal: c.StopSignal,
@@ -313,4 +323,12 @@ func jsonDigest(v any) (v1.Hash, error) {
 	}
 	h, _, err := v1.SHA256(bytes.NewReader(text))
 	return h, err
+}
+
+func indexJSON(images ...v1.Descriptor) ([]byte, error) {
+	text, err := json.Marshal(v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: images})
+	if err != nil {
+		return nil, fmt.Errorf("encode image index: %w", err)
+	}
+	return text, nil
 }

@@ -118,7 +118,7 @@ func (s *Store) Remove(ref string) (found bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	unlock, err := s.lock(unix.LOCK_EX)
+	unlock, err := s.lock(lockExclusive)
 	if err != nil {
 		return false, err
 	}
@@ -144,7 +144,7 @@ func (s *Store) put(ctx context.Context, ref, origin string, raw rawImage) (Entr
 		return Entry{}, err
 	}
 	// The lock is shared while blobs are written: only a sweep must not run beside it.
-	unlock, err := s.lock(unix.LOCK_SH)
+	unlock, err := s.lock(lockShared)
 	if err != nil {
 		return Entry{}, err
 	}
@@ -158,7 +158,7 @@ func (s *Store) put(ctx context.Context, ref, origin string, raw rawImage) (Entr
 	if err != nil {
 		return Entry{}, fmt.Errorf("store image %s: %w", Familiar(ref), err)
 	}
-	if unlock, err = s.lock(unix.LOCK_EX); err != nil {
+	if unlock, err = s.lock(lockExclusive); err != nil {
 		return Entry{}, err
 	}
 	defer unlock()
@@ -296,7 +296,12 @@ func (s *Store) writeIndex(idx v1.IndexManifest) error {
 	return writeFileAtomic(filepath.Join(s.dir, "index.json"), data)
 }
 
-// lock takes the store's file lock, unix.LOCK_SH or unix.LOCK_EX, and gives its release.
+const (
+	lockShared    = unix.LOCK_SH
+	lockExclusive = unix.LOCK_EX
+)
+
+// lock takes the store's file lock and gives its release.
 func (s *Store) lock(how int) (func(), error) {
 	f, err := os.OpenFile(filepath.Join(s.dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
