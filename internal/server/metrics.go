@@ -34,7 +34,7 @@ func newMetrics(registry *prometheus.Registry) *metrics {
 			Name: "helmr_http_requests_total", Help: "Answered requests, by operation and status.",
 		}, []string{"route", "method", "status"}),
 		streams: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "helmr_http_streams", Help: "Open event streams.",
+			Name: "helmr_http_streams", Help: "Open event streams and long-polls.",
 		}),
 	}
 	registry.MustRegister(m.durations, m.requests, m.streams)
@@ -54,7 +54,7 @@ func (m *metrics) observe(w *answer, method string, took time.Duration) {
 	}
 }
 
-// streaming counts an open stream until the function it gives is called.
+// streaming counts an open stream or long-poll until the function it gives is called.
 func (m *metrics) streaming() func() {
 	m.streams.Inc()
 	return m.streams.Dec

@@ -88,7 +88,7 @@ type world struct {
 func newWorld(t *testing.T, d *db.DB) *world {
 	t.Helper()
 	w := &world{Server: servertest.Start(t, d, nil)}
-	make := func(key, agent string) map[string]string {
+	each := func(key, agent string) map[string]string {
 		c, ctx := w.Client(key), context.Background()
 		dep := servertest.Deploy(t, c, agent)
 		receipt, err := c.CreateSession(ctx, api.SessionCreateRequest{Agent: agent, Input: json.RawMessage(hello)})
@@ -102,7 +102,7 @@ func newWorld(t *testing.T, d *db.DB) *world {
 		return map[string]string{"session_id": s.ID, "turn_id": receipt.TurnID, "computer_id": s.ComputerID, "deployment_id": dep.ID,
 			"agent_id": agent, "template_id": "box", "digest": strings.Repeat("ab", 32)}
 	}
-	w.mine, w.foreign = make(w.Key, "mine"), make(w.OtherKey, "theirs")
+	w.mine, w.foreign = each(w.Key, "mine"), each(w.OtherKey, "theirs")
 	return w
 }
 

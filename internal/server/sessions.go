@@ -141,6 +141,7 @@ func (s *Server) getTurn(c *call) (api.Turn, error) {
 	c.w.stream = true // its duration is the caller's choice and no measure of the server
 	sub := s.deps.DB.Hub().Subscribe(session.Topic(sessionID))
 	defer sub.Close()
+	defer s.metrics.streaming()()
 	over := time.NewTimer(wait)
 	defer over.Stop()
 	for {

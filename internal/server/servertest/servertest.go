@@ -98,6 +98,36 @@ func (s *Server) Stop() error {
 	return err
 }
 
+// WaitOpen waits until n streams and long-polls are open.
+func (s *Server) WaitOpen(t testing.TB, n int) {
+	t.Helper()
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for deadline := time.Now().Add(30 * time.Second); ; <-again.C {
+		open := s.open(t)
+		if open >= n {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d streams are open, want %d", open, n)
+		}
+	}
+}
+
+func (s *Server) open(t testing.TB) int {
+	t.Helper()
+	families, err := s.Registry().Gather()
+	if err != nil {
+		t.Fatalf("gather metrics: %v", err)
+	}
+	for _, f := range families {
+		if f.GetName() == "helmr_http_streams" {
+			return int(f.GetMetric()[0].GetGauge().GetValue())
+		}
+	}
+	return 0
+}
+
 // NewKey makes an API key with scopes in an Environment.
 func (s *Server) NewKey(t testing.TB, environmentID string, scopes ...string) string {
 	t.Helper()
