@@ -1,0 +1,124 @@
+package rpc
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"net/http"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	"helmr.dev/helmr/internal/fault"
+	workerpb "helmr.dev/helmr/internal/worker/proto"
+	"helmr.dev/helmr/internal/worker/proto/workerpbconnect"
+)
+
+// maxMessage bounds one call in either direction: operations of a Computer that waited for the server.
+const maxMessage = 64 << 20
+
+// Credentials makes and checks what Workers on other machines show: an enrollment token to register, then a credential
+// of their own. Both are derived from the installation's signing key, so that nothing secret is stored.
+type Credentials struct{ key []byte }
+
+// NewCredentials uses the installation's HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY.
+func NewCredentials(key []byte) *Credentials { return &Credentials{key: key} }
+
+func (c *Credentials) sign(text string) string {
+	m := hmac.New(sha256.New, c.key)
+	_, _ = m.Write([]byte(text))
+	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
+}
+
+// EnrollmentToken is what a new Worker needs to register.
+func (c *Credentials) EnrollmentToken() string { return "hlmr_wgt_" + c.sign("enrollment v1") }
+
+func (c *Credentials) credential(workerID string) string {
+	return workerID + "." + c.sign("credential v1 "+workerID)
+}
+
+// worker gives the Worker that a credential belongs to, "" if it is not valid.
+func (c *Credentials) worker(credential string) string {
+	workerID, _, ok := strings.Cut(credential, ".")
+	if !ok || !hmac.Equal([]byte(credential), []byte(c.credential(workerID))) {
+		return ""
+	}
+	return workerID
+}
+
+// Handler gives the path and the handler under which Workers on other machines reach s.
+func Handler(s *Service, c *Credentials) (string, http.Handler) {
+	return workerpbconnect.NewWorkerServiceHandler(&guarded{s: s, c: c},
+		connect.WithInterceptors(connect.UnaryInterceptorFunc(c.intercept)), connect.WithReadMaxBytes(maxMessage), connect.WithSendMaxBytes(maxMessage))
+}
+
+// identified is a request that says which Worker it is from.
+type identified interface{ GetWorkerId() string }
+
+// intercept lets a call pass only with the credential of the Worker it names, and gives errors their code.
+func (c *Credentials) intercept(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		if from, ok := req.Any().(identified); ok {
+			workerID := c.worker(strings.TrimPrefix(req.Header().Get("Authorization"), "Bearer "))
+			if workerID == "" || workerID != from.GetWorkerId() {
+				return nil, coded(fault.New(fault.AuthenticationRequired, "the call needs the credential of its Worker"))
+			}
+		}
+		resp, err := next(ctx, req)
+		if err != nil {
+			return nil, coded(err)
+		}
+		return resp, nil
+	}
+}
+
+// coded turns an error into one that carries its public code over the wire.
+func coded(err error) error {
+	f := fault.From(err)
+	code := connect.CodeInternal
+	switch f.Code {
+	case fault.AuthenticationRequired:
+		code = connect.CodeUnauthenticated
+	case fault.LeaseLost:
+		code = connect.CodeAborted
+	case fault.BadRequest, fault.WorkerResourceCustody:
+		code = connect.CodeFailedPrecondition
+	}
+	out := connect.NewError(code, fault.New(f.Code, "%s", f.Message))
+	out.Meta().Set(workerpb.CodeHeader, string(f.Code))
+	return out
+}
+
+// guarded is Service with enrollment.
+type guarded struct {
+	s *Service
+	c *Credentials
+}
+
+func (g *guarded) Register(ctx context.Context, r *workerpb.RegisterRequest) (*workerpb.RegisterResponse, error) {
+	if !hmac.Equal([]byte(r.GetEnrollmentToken()), []byte(g.c.EnrollmentToken())) {
+		return nil, fault.New(fault.AuthenticationRequired, "the enrollment token is not valid; `helmr server worker-token` prints it")
+	}
+	resp, err := g.s.Register(ctx, r)
+	if err == nil {
+		resp.Credential = g.c.credential(resp.GetWorkerId())
+	}
+	return resp, err
+}
+
+func (g *guarded) Heartbeat(ctx context.Context, r *workerpb.HeartbeatRequest) (*workerpb.HeartbeatResponse, error) {
+	return g.s.Heartbeat(ctx, r)
+}
+
+func (g *guarded) Watch(ctx context.Context, r *workerpb.WatchRequest) (*workerpb.WatchResponse, error) {
+	return g.s.Watch(ctx, r)
+}
+
+func (g *guarded) Exchange(ctx context.Context, r *workerpb.ExchangeRequest) (*workerpb.ExchangeResponse, error) {
+	return g.s.Exchange(ctx, r)
+}
+
+func (g *guarded) PublishSave(ctx context.Context, r *workerpb.PublishSaveRequest) (*workerpb.PublishSaveResponse, error) {
+	return g.s.PublishSave(ctx, r)
+}

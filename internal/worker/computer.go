@@ -1,0 +1,420 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"helmr.dev/helmr/internal/blob/chunk"
+	guest "helmr.dev/helmr/internal/guest/client"
+	"helmr.dev/helmr/internal/image"
+	"helmr.dev/helmr/internal/sandbox"
+	workerpb "helmr.dev/helmr/internal/worker/proto"
+)
+
+// lookEvery is the longest time between two Exchanges of a Computer: a lost signal costs at most this.
+const lookEvery = 10 * time.Second
+
+// computer is the actor of one Computer under one lease.
+type computer struct {
+	w     *Worker
+	id    string
+	epoch int64
+	woken chan struct{}
+	gone  context.CancelCauseFunc // ends the actor; errFenced removes the sandbox
+
+	mu sync.Mutex
+	// all below are guarded by mu
+	phase   workerpb.Phase
+	failure string
+	config  image.Config
+	env     string // environment id
+	link    *guest.Client
+	guest   guestState
+	saveID  string
+	fenced  bool
+	busy    map[string]bool // slow steps under way, by name
+	steps   sync.WaitGroup
+}
+
+var errFenced = errors.New("the lease is gone")
+
+func newComputer(w *Worker, id string, epoch int64) *computer {
+	c := &computer{w: w, id: id, epoch: epoch, woken: make(chan struct{}, 1), busy: map[string]bool{}, gone: func(error) {}}
+	c.guest.init()
+	return c
+}
+
+// wake asks for another look.
+func (c *computer) wake() {
+	select {
+	case c.woken <- struct{}{}:
+	default:
+	}
+}
+
+// fence ends the actor and removes its sandbox without a Save.
+func (c *computer) fence() {
+	c.mu.Lock()
+	c.fenced = true
+	end := c.gone
+	c.mu.Unlock()
+	end(errFenced)
+	c.wake()
+}
+
+// run cares for the Computer until its lease ends (then nothing of it is left) or ctx does (then its sandbox lives on).
+func (c *computer) run(ctx context.Context, living bool) {
+	run, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	c.mu.Lock()
+	c.gone = end
+	fenced := c.fenced
+	c.mu.Unlock()
+	if living {
+		c.step(run, "adopt", c.adopt)
+	}
+	for pause := time.Duration(0); run.Err() == nil && !fenced; {
+		next := lookEvery
+		if over, err := c.exchange(run); over {
+			break
+		} else if err != nil {
+			pause = min(max(pause*2, 50*time.Millisecond), 2*time.Second)
+			next = pause
+			c.w.cfg.Log.Warn("exchange failed", "computer", c.id, "error", err)
+			sleep(run, pause)
+		} else {
+			pause = 0
+		}
+		timer := time.NewTimer(next)
+		select {
+		case <-run.Done():
+		case <-timer.C:
+		case <-c.woken:
+		}
+		timer.Stop()
+	}
+	leaseOver := ctx.Err() == nil
+	end(errFenced)
+	c.steps.Wait()
+	if link := c.takeLink(); link != nil {
+		link.Close()
+	}
+	if leaseOver {
+		c.remove()
+	}
+}
+
+// remove removes the sandbox and every file of the Computer, for as long as it takes.
+func (c *computer) remove() {
+	for pause := time.Second; ; pause = min(pause*2, time.Minute) {
+		err := c.w.cfg.Runtime.Remove(context.Background(), c.id)
+		if err == nil {
+			err = os.RemoveAll(c.w.computerDir(c.id))
+		}
+		if err == nil {
+			return
+		}
+		c.w.cfg.Log.Error("cannot remove a sandbox; trying again", "computer", c.id, "error", err)
+		time.Sleep(pause)
+	}
+}
+
+// step runs one slow step at a time per name, and wakes the actor at its end.
+func (c *computer) step(ctx context.Context, name string, do func(ctx context.Context) error) {
+	c.mu.Lock()
+	if c.busy[name] {
+		c.mu.Unlock()
+		return
+	}
+	c.busy[name] = true
+	c.steps.Add(1)
+	c.mu.Unlock()
+	go func() {
+		defer c.steps.Done()
+		err := do(ctx)
+		if err != nil && ctx.Err() == nil {
+			c.w.cfg.Log.Warn("step failed", "computer", c.id, "step", name, "error", err)
+			sleep(ctx, 500*time.Millisecond)
+		}
+		c.mu.Lock()
+		delete(c.busy, name)
+		c.mu.Unlock()
+		c.wake()
+	}()
+}
+
+// exchange makes one Exchange and takes its answer up. over tells that the lease has ended.
+func (c *computer) exchange(ctx context.Context) (over bool, err error) {
+	c.mu.Lock()
+	if c.busy["adopt"] {
+		c.mu.Unlock()
+		return false, nil // what lives here is not known yet
+	}
+	req := &workerpb.ExchangeRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch, Phase: c.phase, Error: c.failure, SaveId: c.saveID}
+	c.guest.describe(req)
+	generation := c.guest.generation
+	c.mu.Unlock()
+	resp, err := c.w.cfg.Server.Exchange(ctx, req)
+	if err != nil {
+		return false, err
+	}
+	if resp.GetFenced() {
+		return true, nil
+	}
+	switch {
+	case resp.GetSpec() != nil && req.GetPhase() == workerpb.Phase_PHASE_ABSENT:
+		c.step(ctx, "start", func(ctx context.Context) error { return c.start(ctx, resp.GetSpec()) })
+	case resp.GetStop():
+		c.step(ctx, "stop", c.stop)
+	}
+	c.take(ctx, resp, generation)
+	if o := resp.GetSave(); o != nil {
+		c.beginSave(ctx, o)
+	}
+	return false, nil
+}
+
+// start brings the sandbox up. A failure is reported and ends the lease.
+func (c *computer) start(ctx context.Context, spec *workerpb.ComputerSpec) error {
+	c.setPhase(workerpb.Phase_PHASE_STARTING, "")
+	if err := c.startSandbox(ctx, spec); err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		c.setPhase(workerpb.Phase_PHASE_START_FAILED, err.Error())
+		return err
+	}
+	c.running(ctx)
+	return nil
+}
+
+func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec) error {
+	cfg := c.w.cfg
+	rootfs, config, err := c.w.assets.image(ctx, spec.GetImageDigest())
+	if err != nil {
+		return fmt.Errorf("unpack image: %w", err)
+	}
+	programs, err := c.w.assets.programsDir(spec.GetEnvironmentId())
+	if err != nil {
+		return err
+	}
+	if err := cfg.Runtime.Remove(ctx, c.id); err != nil { // what an earlier attempt may have left
+		return fmt.Errorf("clear sandbox: %w", err)
+	}
+	dir := c.w.sandboxDir(c.id, c.epoch)
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("clear sandbox: %w", err)
+	}
+	disk := ""
+	if m := spec.GetSaveManifest(); m != "" {
+		disk = filepath.Join(cfg.Dir, "tmp", c.id+"-disk")
+		defer func() { _ = os.RemoveAll(disk) }()
+		if err := os.RemoveAll(disk); err != nil {
+			return fmt.Errorf("clear disk: %w", err)
+		}
+		if err := chunk.Restore(ctx, cfg.Blob, m, disk); err != nil {
+			return fmt.Errorf("restore disk: %w", err)
+		}
+	}
+	if err := c.remember(spec); err != nil {
+		return err
+	}
+	connected, err := c.listen(config, spec.GetEnvironmentId())
+	if err != nil {
+		return err
+	}
+	err = cfg.Runtime.Start(ctx, sandbox.Spec{ID: c.id, RootFS: rootfs, Args: []string{guestInside}, Env: environment(config), Dir: dir, DiskFrom: disk,
+		Mounts: []sandbox.Mount{{Source: c.w.assets.runtime, Destination: runtimeInside}, {Source: programs, Destination: programsInside},
+			{Source: filepath.Dir(c.socket()), Destination: socketInside}},
+		CPUMillis: spec.GetMilliCpu(), MemoryMiB: spec.GetMemoryMib(), DiskMiB: spec.GetDiskMib()})
+	if err != nil {
+		return fmt.Errorf("start sandbox: %w", err)
+	}
+	return c.awaitGuest(ctx, connected)
+}
+
+// awaitGuest waits for the guest's first word, or for the end of a sandbox that never says it.
+func (c *computer) awaitGuest(ctx context.Context, connected <-chan struct{}) error {
+	limited, cancel := context.WithTimeout(ctx, guestReady)
+	defer cancel()
+	died := make(chan error, 1)
+	go func() {
+		exit, err := c.w.cfg.Runtime.Wait(limited, c.id)
+		if err == nil {
+			err = errors.New(ended(exit))
+		}
+		died <- err
+	}()
+	select {
+	case <-connected:
+		return nil
+	case err := <-died:
+		if limited.Err() != nil {
+			return fmt.Errorf("the guest did not connect within %s", guestReady)
+		}
+		return err
+	}
+}
+
+// ended says how a sandbox ended.
+func ended(e sandbox.Exit) string {
+	s := "the sandbox ended"
+	if e.OOM {
+		s = "the sandbox was killed: out of memory (raise resources.memory of the Template)"
+	}
+	if e.Output != "" {
+		s += ": " + e.Output[max(0, len(e.Output)-2000):]
+	}
+	return s
+}
+
+// running reports that the guest is there and watches for the end of the sandbox.
+func (c *computer) running(ctx context.Context) {
+	c.setPhase(workerpb.Phase_PHASE_RUNNING, "")
+	c.step(ctx, "watch", func(ctx context.Context) error {
+		exit, err := c.w.cfg.Runtime.Wait(ctx, c.id)
+		if err != nil {
+			return err
+		}
+		c.mu.Lock()
+		if c.phase == workerpb.Phase_PHASE_RUNNING {
+			c.phase, c.failure = workerpb.Phase_PHASE_LOST, ended(exit)
+		}
+		c.mu.Unlock()
+		return nil
+	})
+}
+
+// adopt takes up a sandbox that lives since before this Worker program.
+func (c *computer) adopt(ctx context.Context) error {
+	err := c.reconnect(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			c.setPhase(workerpb.Phase_PHASE_LOST, err.Error())
+		}
+		return err
+	}
+	c.running(ctx)
+	return nil
+}
+
+func (c *computer) reconnect(ctx context.Context) error {
+	spec, err := c.remembered()
+	if err != nil {
+		return err
+	}
+	_, config, err := c.w.assets.image(ctx, spec.GetImageDigest())
+	if err != nil {
+		return fmt.Errorf("read image: %w", err)
+	}
+	connected, err := c.listen(config, spec.GetEnvironmentId())
+	if err != nil {
+		return err
+	}
+	return c.awaitGuest(ctx, connected)
+}
+
+// remember writes what a later Worker program needs to go on with this sandbox.
+func (c *computer) remember(spec *workerpb.ComputerSpec) error {
+	text, err := protojson.Marshal(spec)
+	if err != nil {
+		return fmt.Errorf("remember computer: %w", err)
+	}
+	if err := os.MkdirAll(c.w.computerDir(c.id), 0o711); err != nil {
+		return fmt.Errorf("remember computer: %w", err)
+	}
+	path := filepath.Join(c.w.computerDir(c.id), "spec.json")
+	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
+		return fmt.Errorf("remember computer: %w", err)
+	}
+	return os.Rename(path+".new", path)
+}
+
+func (c *computer) remembered() (*workerpb.ComputerSpec, error) {
+	text, err := os.ReadFile(filepath.Join(c.w.computerDir(c.id), "spec.json"))
+	if err != nil {
+		return nil, fmt.Errorf("read computer: %w", err)
+	}
+	var spec workerpb.ComputerSpec
+	if err := protojson.Unmarshal(text, &spec); err != nil {
+		return nil, fmt.Errorf("read computer: %w", err)
+	}
+	return &spec, nil
+}
+
+// stop removes the sandbox of an emptied Computer, which the server was told is saved.
+func (c *computer) stop(ctx context.Context) error {
+	c.mu.Lock()
+	c.phase = workerpb.Phase_PHASE_STOPPED
+	c.mu.Unlock()
+	return c.w.cfg.Runtime.Remove(ctx, c.id)
+}
+
+func (c *computer) setPhase(p workerpb.Phase, failure string) {
+	c.mu.Lock()
+	c.phase, c.failure = p, failure
+	c.mu.Unlock()
+	c.wake()
+}
+
+// beginSave captures, stores and publishes one Save, again and again until it is done.
+func (c *computer) beginSave(ctx context.Context, o *workerpb.SaveOrder) {
+	c.mu.Lock()
+	if c.saveID != "" {
+		c.mu.Unlock()
+		return
+	}
+	c.saveID = o.GetSaveId()
+	c.mu.Unlock()
+	c.step(ctx, "save", func(ctx context.Context) error {
+		defer func() {
+			c.mu.Lock()
+			c.saveID = ""
+			c.mu.Unlock()
+		}()
+		for pause := time.Second; ; pause = min(pause*2, time.Minute) {
+			err := c.save(ctx, o.GetSaveId())
+			if err == nil || ctx.Err() != nil || c.isOver() {
+				return err
+			}
+			c.w.cfg.Log.Warn("save failed; trying again", "computer", c.id, "save", o.GetNumber(), "error", err, "in", pause.String())
+			if !sleep(ctx, pause) {
+				return ctx.Err()
+			}
+		}
+	})
+}
+
+func (c *computer) isOver() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.phase != workerpb.Phase_PHASE_RUNNING
+}
+
+func (c *computer) save(ctx context.Context, saveID string) error {
+	dir := filepath.Join(c.w.cfg.Dir, "tmp", saveID)
+	defer func() { _ = os.RemoveAll(dir) }()
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	if err := c.w.cfg.Runtime.SaveDisk(ctx, c.id, dir); err != nil {
+		return fmt.Errorf("capture disk: %w", err)
+	}
+	manifest, stats, err := chunk.Store(ctx, c.w.cfg.Blob, dir)
+	if err != nil {
+		return fmt.Errorf("store save: %w", err)
+	}
+	_, err = c.w.cfg.Server.PublishSave(ctx, &workerpb.PublishSaveRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch, SaveId: saveID,
+		ManifestDigest: manifest, SizeBytes: stats.Bytes, StoredBytes: stats.Stored})
+	if err != nil {
+		return fmt.Errorf("publish save: %w", err)
+	}
+	return nil
+}

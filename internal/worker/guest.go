@@ -1,0 +1,313 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	guest "helmr.dev/helmr/internal/guest/client"
+	guestproto "helmr.dev/helmr/internal/guest/proto"
+	"helmr.dev/helmr/internal/image"
+	workerpb "helmr.dev/helmr/internal/worker/proto"
+)
+
+// Bounds of what waits between guest and server.
+const (
+	maxPendingBytes = 32 << 20
+	callTimeout     = 10 * time.Second
+)
+
+type processKey struct {
+	session string
+	epoch   int64
+}
+
+// process is what this Worker knows of a process in the guest, on the present connection.
+type process struct {
+	turnID  string
+	exited  bool
+	sent    map[string]bool // controls passed on this connection
+	pending []*workerpb.Operation
+}
+
+// guestState is what the guest of one Computer said. The computer's mu guards it.
+type guestState struct {
+	connected bool
+	// generation grows with each connection: an answer to what was said on an older one is stale for the guest.
+	generation   int64
+	processes    map[processKey]*process
+	pendingBytes int
+	drained      *sync.Cond
+}
+
+func (g *guestState) init() { g.processes = map[processKey]*process{} }
+
+// describe adds to an Exchange what the guest has and has said.
+func (g *guestState) describe(req *workerpb.ExchangeRequest) {
+	req.GuestConnected = g.connected
+	for k, p := range g.processes {
+		req.Processes = append(req.Processes, &workerpb.ObservedProcess{SessionId: k.session, Epoch: k.epoch, TurnId: p.turnID, Exited: p.exited})
+		if len(p.pending) > 0 {
+			req.Operations = append(req.Operations, &workerpb.ProcessOperations{SessionId: k.session, Epoch: k.epoch, Operations: slices.Clone(p.pending)})
+		}
+	}
+}
+
+func (c *computer) socket() string {
+	return filepath.Join(c.w.computerDir(c.id), "sock", "worker.sock")
+}
+
+// listen waits for the guest; connected is closed when it first connects.
+func (c *computer) listen(config image.Config, environmentID string) (connected <-chan struct{}, err error) {
+	h := &handler{c: c, connected: make(chan struct{})}
+	if old := c.takeLink(); old != nil {
+		old.Close()
+	}
+	link, err := guest.Listen(c.socket(), h, guest.Options{Log: c.w.cfg.Log})
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.link, c.config, c.env = link, config, environmentID
+	return h.connected, nil
+}
+
+func (c *computer) takeLink() *guest.Client {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	link := c.link
+	c.link = nil
+	return link
+}
+
+// handler takes up what the guest says.
+type handler struct {
+	c         *computer
+	connected chan struct{}
+	once      sync.Once
+}
+
+func (h *handler) Connected(hello guest.Hello) {
+	c := h.c
+	c.mu.Lock()
+	c.guest.connected = true
+	c.guest.generation++
+	c.guest.pendingBytes = 0
+	clear(c.guest.processes)
+	for _, p := range hello.Processes {
+		known := &process{sent: map[string]bool{}, exited: p.State == guestproto.ProcessState_PROCESS_STATE_EXITED}
+		if n := len(p.TurnIDs); n > 0 {
+			known.turnID = p.TurnIDs[n-1]
+		}
+		c.guest.processes[processKey{p.SessionID, p.Epoch}] = known
+	}
+	c.mu.Unlock()
+	h.once.Do(func() { close(h.connected) })
+	c.wake()
+}
+
+func (h *handler) Disconnected(error) {
+	c := h.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.guest.connected = false
+	c.guest.generation++
+	for _, p := range c.guest.processes {
+		p.pending = nil // they come again
+	}
+	c.guest.pendingBytes = 0
+}
+
+// Ops keeps operations until the server has answered them. It blocks, and so holds the guest up, while too much waits.
+func (h *handler) Ops(sessionID string, epoch int64, ops []guest.Op) {
+	c := h.c
+	for {
+		c.mu.Lock()
+		if c.guest.pendingBytes < maxPendingBytes || !c.guest.connected {
+			break
+		}
+		c.mu.Unlock()
+		c.wake()
+		time.Sleep(5 * time.Millisecond)
+	}
+	p := c.guest.processes[processKey{sessionID, epoch}]
+	if p == nil {
+		p = &process{sent: map[string]bool{}}
+		c.guest.processes[processKey{sessionID, epoch}] = p
+	}
+	for _, op := range ops {
+		p.pending = append(p.pending, &workerpb.Operation{Sequence: op.Seq, Payload: op.Payload})
+		c.guest.pendingBytes += len(op.Payload)
+		p.exited = p.exited || isExited(op.Payload)
+	}
+	c.mu.Unlock()
+	c.wake()
+}
+
+func (h *handler) Log(l guest.Log) { h.c.w.logs.write(h.c.id, l.Data) }
+
+// take carries out what an Exchange answered: acknowledgements first, then what processes should do.
+func (c *computer) take(ctx context.Context, resp *workerpb.ExchangeResponse, generation int64) {
+	c.mu.Lock()
+	link := c.link
+	if link == nil || c.guest.generation != generation {
+		c.mu.Unlock()
+		return // the guest has connected anew since: what it says now is exchanged again
+	}
+	var acks []guest.Ack
+	for _, pa := range resp.GetAcks() {
+		p := c.guest.processes[processKey{pa.GetSessionId(), pa.GetEpoch()}]
+		for _, a := range pa.GetAcks() {
+			acks = append(acks, guest.Ack{SessionID: pa.GetSessionId(), Epoch: pa.GetEpoch(), Seq: a.GetSequence(), Line: a.GetLine()})
+			if p != nil && len(p.pending) > 0 && p.pending[0].GetSequence() == a.GetSequence() {
+				c.guest.pendingBytes -= len(p.pending[0].GetPayload())
+				p.pending = p.pending[1:]
+			}
+		}
+	}
+	calls := c.callsLocked(resp, link)
+	c.mu.Unlock()
+	if len(acks) > 0 {
+		_ = link.Ack(acks) // without a connection they come again
+	}
+	for _, call := range calls {
+		c.step(ctx, call.name, call.do)
+	}
+}
+
+// call is one request to the guest; calls of one name do not overlap.
+type call struct {
+	name string
+	do   func(ctx context.Context) error
+}
+
+// callsLocked turns what is wanted into the requests that the guest has not had yet.
+func (c *computer) callsLocked(resp *workerpb.ExchangeResponse, link *guest.Client) []call {
+	var calls []call
+	add := func(name, session string, epoch int64, do func(ctx context.Context) error) {
+		calls = append(calls, call{name: fmt.Sprintf("%s of %s/%d", name, session, epoch), do: func(ctx context.Context) error {
+			limited, cancel := context.WithTimeout(ctx, callTimeout)
+			defer cancel()
+			err := do(limited)
+			if errors.Is(err, guest.ErrDisconnected) || errors.Is(err, guest.ErrClosed) {
+				return nil // the next connection begins with what the guest has
+			}
+			return err
+		}})
+	}
+	for _, p := range resp.GetProcesses() {
+		session, epoch := p.GetSessionId(), p.GetEpoch()
+		switch p.GetAction() {
+		case workerpb.WantedProcess_ACTION_START:
+			calls = append(calls, call{name: "start of " + session, do: func(ctx context.Context) error { return c.startProcess(ctx, link, p) }})
+		case workerpb.WantedProcess_ACTION_STOP:
+			c.once(session, epoch, "stop", func() {
+				add("stop", session, epoch, func(ctx context.Context) error { return link.Control(ctx, session, epoch, p.GetStopLine()) })
+			})
+		case workerpb.WantedProcess_ACTION_KILL:
+			add("kill", session, epoch, func(ctx context.Context) error { return link.Kill(ctx, session, epoch) })
+		case workerpb.WantedProcess_ACTION_FORGET:
+			add("forget", session, epoch, func(ctx context.Context) error { return c.forget(ctx, link, session, epoch) })
+		}
+	}
+	for _, d := range resp.GetDeliveries() {
+		session, epoch := d.GetSessionId(), d.GetEpoch()
+		p := c.guest.processes[processKey{session, epoch}]
+		if p == nil || p.turnID == d.GetTurnId() {
+			continue
+		}
+		p.turnID = d.GetTurnId()
+		add("turn "+d.GetTurnId(), session, epoch, func(ctx context.Context) error {
+			_, err := link.DeliverTurn(ctx, session, epoch, d.GetTurnId(), d.GetLine())
+			if err != nil {
+				c.undeliver(session, epoch, d.GetTurnId())
+			}
+			return err
+		})
+	}
+	for _, ctl := range resp.GetControls() {
+		session, epoch := ctl.GetSessionId(), ctl.GetEpoch()
+		c.once(session, epoch, ctl.GetKey(), func() {
+			add(ctl.GetKey(), session, epoch, func(ctx context.Context) error { return link.Control(ctx, session, epoch, ctl.GetLine()) })
+		})
+	}
+	return calls
+}
+
+// once runs do unless key was passed to the process on this connection.
+func (c *computer) once(session string, epoch int64, key string, do func()) {
+	p := c.guest.processes[processKey{session, epoch}]
+	if p == nil || p.sent[key] {
+		return
+	}
+	p.sent[key] = true
+	do()
+}
+
+// undeliver makes a Turn that the guest did not take be delivered again.
+func (c *computer) undeliver(session string, epoch int64, turnID string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p := c.guest.processes[processKey{session, epoch}]; p != nil && p.turnID == turnID {
+		p.turnID = ""
+	}
+}
+
+func (c *computer) forget(ctx context.Context, link *guest.Client, session string, epoch int64) error {
+	err := link.Forget(ctx, session, epoch)
+	if err != nil && !errors.Is(err, guest.ErrUnknown) {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.guest.processes, processKey{session, epoch})
+	return nil
+}
+
+// startProcess puts the program in place and has the guest start the Session process.
+func (c *computer) startProcess(ctx context.Context, link *guest.Client, p *workerpb.WantedProcess) error {
+	c.mu.Lock()
+	config, environmentID := c.config, c.env
+	_, known := c.guest.processes[processKey{p.GetSessionId(), p.GetEpoch()}]
+	c.mu.Unlock()
+	if known {
+		return nil
+	}
+	if err := c.w.assets.program(ctx, environmentID, p.GetProgramDigest()); err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	cwd := config.Workdir
+	if cwd == "" {
+		cwd = "/"
+	}
+	err := link.StartProcess(limited, guest.StartProcess{SessionID: p.GetSessionId(), Epoch: p.GetEpoch(), Argv: []string{"node", hostInside},
+		Env: environment(config), Cwd: cwd, User: config.User, Start: p.GetStartLine()})
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := processKey{p.GetSessionId(), p.GetEpoch()}
+	if c.guest.processes[k] == nil {
+		c.guest.processes[k] = &process{sent: map[string]bool{}}
+	}
+	return nil
+}
+
+// environment gives the image's variables, with a PATH if it has none.
+func environment(config image.Config) []string {
+	env := slices.Clone(config.Env)
+	for _, v := range env {
+		if len(v) > 5 && v[:5] == "PATH=" {
+			return env
+		}
+	}
+	return append(env, "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+}

@@ -1,0 +1,414 @@
+package worker
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"helmr.dev/helmr/internal/blob"
+	"helmr.dev/helmr/internal/fault"
+	"helmr.dev/helmr/internal/image"
+	"helmr.dev/helmr/internal/sandbox"
+	workerpb "helmr.dev/helmr/internal/worker/proto"
+)
+
+// Timing of a Worker.
+const (
+	heartbeatEvery = 5 * time.Second
+	// fenceAfter is how long a Worker without an answer keeps its Computers: less than the server waits for it.
+	fenceAfter = 45 * time.Second
+	watchFor   = 20 * time.Second
+	guestReady = 60 * time.Second
+)
+
+// Server is what a Worker asks of the server. The server's own service satisfies it, and so does the Connect client.
+type Server interface {
+	Register(context.Context, *workerpb.RegisterRequest) (*workerpb.RegisterResponse, error)
+	Heartbeat(context.Context, *workerpb.HeartbeatRequest) (*workerpb.HeartbeatResponse, error)
+	Watch(context.Context, *workerpb.WatchRequest) (*workerpb.WatchResponse, error)
+	Exchange(context.Context, *workerpb.ExchangeRequest) (*workerpb.ExchangeResponse, error)
+	PublishSave(context.Context, *workerpb.PublishSaveRequest) (*workerpb.PublishSaveResponse, error)
+}
+
+// Config says what a Worker works with. All fields are required but EnrollmentToken and ImageDir.
+type Config struct {
+	// Name identifies the Worker in its installation; with the secret in Dir it may come back under it.
+	Name            string
+	EnrollmentToken string
+	// Dir is the Worker's own folder.
+	Dir string
+	// ImageDir is where unpacked images are kept; by default images in Dir. Workers may share it.
+	ImageDir string
+	// Capacity offered to the server.
+	CPUMillis, MemoryMiB, DiskMiB int64
+	// GuestBinary is the path of helmr-guest, HostProgram the Node program that hosts Agents.
+	GuestBinary string
+	HostProgram []byte
+
+	Server  Server
+	Runtime sandbox.Runtime
+	Blob    *blob.Store
+	Log     *slog.Logger
+}
+
+// Worker hosts Computers until its Run ends.
+type Worker struct {
+	cfg    Config
+	id     string
+	assets *assets
+	logs   *logs
+
+	mu sync.Mutex
+	// computers is guarded by mu.
+	computers map[string]*computer
+	// changed is closed and replaced whenever a Computer leaves; guarded by mu.
+	changed chan struct{}
+	wait    sync.WaitGroup
+	lastOK  time.Time
+	leaving bool
+}
+
+// New prepares a Worker; it starts nothing.
+func New(cfg Config) (*Worker, error) {
+	if cfg.ImageDir == "" {
+		cfg.ImageDir = filepath.Join(cfg.Dir, "images")
+	}
+	for _, dir := range []string{cfg.Dir, cfg.ImageDir, filepath.Join(cfg.Dir, "computers"), filepath.Join(cfg.Dir, "programs")} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return nil, fmt.Errorf("worker folder: %w", err)
+		}
+	}
+	tmp := filepath.Join(cfg.Dir, "tmp")
+	if err := os.RemoveAll(tmp); err != nil {
+		return nil, fmt.Errorf("worker folder: %w", err)
+	}
+	if err := os.MkdirAll(tmp, 0o700); err != nil {
+		return nil, fmt.Errorf("worker folder: %w", err)
+	}
+	images, err := image.OpenCache(cfg.ImageDir)
+	if err != nil {
+		return nil, err
+	}
+	a := &assets{dir: cfg.Dir, blob: cfg.Blob, images: images, programs: map[string]*fetch{}}
+	if err := a.installRuntime(cfg.GuestBinary, cfg.HostProgram); err != nil {
+		return nil, err
+	}
+	return &Worker{cfg: cfg, assets: a, logs: &logs{dir: filepath.Join(cfg.Dir, "logs")}, computers: map[string]*computer{}, changed: make(chan struct{})}, nil
+}
+
+// Run registers the Worker, adopts what it finds and hosts Computers until ctx ends. It leaves sandboxes running: a
+// Worker on the same folder adopts them. Call Leave before for an orderly stop.
+func (w *Worker) Run(ctx context.Context) error {
+	secret, err := w.secret()
+	if err != nil {
+		return err
+	}
+	found, err := w.cfg.Runtime.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list sandboxes: %w", err)
+	}
+	if err := w.register(ctx, secret); err != nil {
+		return err
+	}
+	w.cfg.Log.Info("worker registered", "worker", w.id, "sandboxes", len(found))
+	if err := w.adopt(ctx, found); err != nil {
+		return err
+	}
+	run, stop := context.WithCancel(ctx)
+	defer stop()
+	w.wait.Go(func() { w.heartbeats(run) })
+	w.wait.Go(func() { w.watch(run) })
+	<-ctx.Done()
+	stop()
+	w.wait.Wait()
+	return nil
+}
+
+// secret reads, or makes, what proves this Worker's name to the server.
+func (w *Worker) secret() (string, error) {
+	path := filepath.Join(w.cfg.Dir, "secret")
+	text, err := os.ReadFile(path)
+	if err == nil && len(strings.TrimSpace(string(text))) >= 32 {
+		return strings.TrimSpace(string(text)), nil
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("read worker secret: %w", err)
+	}
+	raw := make([]byte, 32)
+	_, _ = rand.Read(raw)
+	secret := hex.EncodeToString(raw)
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, []byte(secret+"\n"), 0o600); err != nil {
+		return "", fmt.Errorf("write worker secret: %w", err)
+	}
+	return secret, os.Rename(tmp, path)
+}
+
+func (w *Worker) register(ctx context.Context, secret string) error {
+	req := &workerpb.RegisterRequest{Name: w.cfg.Name, Secret: secret, EnrollmentToken: w.cfg.EnrollmentToken,
+		CpuMillis: w.cfg.CPUMillis, MemoryMib: w.cfg.MemoryMiB, DiskMib: w.cfg.DiskMiB}
+	for pause := time.Second; ; pause = min(pause*2, 15*time.Second) {
+		resp, err := w.cfg.Server.Register(ctx, req)
+		if err == nil {
+			w.id = resp.GetWorkerId()
+			return nil
+		}
+		if code := fault.From(err).Code; code == fault.WorkerResourceCustody || code == fault.BadRequest || code == fault.AuthenticationRequired {
+			return fmt.Errorf("register worker %q: %w", w.cfg.Name, err)
+		}
+		w.cfg.Log.Warn("cannot register with the server; trying again", "error", err, "in", pause.String())
+		if !sleep(ctx, pause) {
+			return ctx.Err()
+		}
+	}
+}
+
+// adopt takes up the Computers that this Worker holds, with their sandboxes where they live, and removes other sandboxes.
+func (w *Worker) adopt(ctx context.Context, found []sandbox.Status) error {
+	leases, err := w.leases(ctx)
+	if err != nil {
+		return err
+	}
+	held := map[string]int64{}
+	for _, l := range leases {
+		held[l.GetComputerId()] = l.GetEpoch()
+	}
+	living := map[string]bool{}
+	for _, s := range found {
+		epoch, ok := held[s.ID]
+		if ok && s.Running && s.Dir == w.sandboxDir(s.ID, epoch) {
+			living[s.ID] = true
+			continue
+		}
+		w.cfg.Log.Info("removing a sandbox without a lease", "computer", s.ID)
+		if err := w.cfg.Runtime.Remove(ctx, s.ID); err != nil {
+			return fmt.Errorf("remove sandbox %s: %w", s.ID, err)
+		}
+	}
+	w.sweep(held)
+	for computerID, epoch := range held {
+		w.host(ctx, computerID, epoch, living[computerID])
+	}
+	return nil
+}
+
+// sweep removes folders of Computers that this Worker does not hold.
+func (w *Worker) sweep(held map[string]int64) {
+	entries, _ := os.ReadDir(filepath.Join(w.cfg.Dir, "computers"))
+	for _, e := range entries {
+		if _, ok := held[e.Name()]; !ok {
+			_ = os.RemoveAll(filepath.Join(w.cfg.Dir, "computers", e.Name()))
+		}
+	}
+}
+
+func (w *Worker) leases(ctx context.Context) ([]*workerpb.Lease, error) {
+	for {
+		resp, err := w.cfg.Server.Heartbeat(ctx, &workerpb.HeartbeatRequest{WorkerId: w.id})
+		if err == nil {
+			w.alive()
+			return resp.GetLeases(), nil
+		}
+		w.cfg.Log.Warn("heartbeat failed", "error", err)
+		if !sleep(ctx, time.Second) {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (w *Worker) alive() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lastOK = time.Now()
+}
+
+// host makes sure that an actor cares for a Computer under an epoch.
+func (w *Worker) host(ctx context.Context, computerID string, epoch int64, living bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if have, ok := w.computers[computerID]; ok {
+		if have.epoch < epoch {
+			have.fence() // an older placement that has to go first; the new one is taken up when it is gone
+		}
+		have.wake()
+		return
+	}
+	c := newComputer(w, computerID, epoch)
+	w.computers[computerID] = c
+	w.wait.Go(func() {
+		c.run(ctx, living)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.computers, computerID)
+		close(w.changed)
+		w.changed = make(chan struct{})
+	})
+}
+
+// beat sends one heartbeat and compares leases with actors.
+func (w *Worker) beat(ctx context.Context) error {
+	w.mu.Lock()
+	leaving := w.leaving
+	w.mu.Unlock()
+	resp, err := w.cfg.Server.Heartbeat(ctx, &workerpb.HeartbeatRequest{WorkerId: w.id, Leaving: leaving})
+	if err != nil {
+		w.silent(err)
+		return err
+	}
+	w.alive()
+	held := map[string]int64{}
+	for _, l := range resp.GetLeases() {
+		held[l.GetComputerId()] = l.GetEpoch()
+		w.host(ctx, l.GetComputerId(), l.GetEpoch(), false)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for computerID, c := range w.computers {
+		if epoch, ok := held[computerID]; !ok || epoch != c.epoch {
+			c.wake() // its Exchange will say that it is fenced
+		}
+	}
+	return nil
+}
+
+// silent stops every Computer when the server has not answered for too long, or says that this Worker is lost.
+func (w *Worker) silent(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if time.Since(w.lastOK) < fenceAfter && !fault.Is(err, fault.LeaseLost) {
+		w.cfg.Log.Warn("heartbeat failed", "error", err)
+		return
+	}
+	w.cfg.Log.Error("leases are gone: stopping all Computers", "error", err)
+	for _, c := range w.computers {
+		c.fence()
+	}
+}
+
+func (w *Worker) heartbeats(ctx context.Context) {
+	for sleep(ctx, heartbeatEvery) {
+		if err := w.beat(ctx); fault.Is(err, fault.LeaseLost) {
+			w.again(ctx)
+		}
+	}
+}
+
+// again registers anew after this Worker was declared lost and its Computers are gone.
+func (w *Worker) again(ctx context.Context) {
+	if w.waitEmpty(ctx) != nil {
+		return
+	}
+	secret, err := w.secret()
+	if err == nil {
+		err = w.register(ctx, secret)
+	}
+	if err != nil && ctx.Err() == nil {
+		w.cfg.Log.Error("cannot register again", "error", err)
+	}
+}
+
+func (w *Worker) watch(ctx context.Context) {
+	for ctx.Err() == nil {
+		resp, err := w.cfg.Server.Watch(ctx, &workerpb.WatchRequest{WorkerId: w.id, TimeoutMs: watchFor.Milliseconds()})
+		if err != nil {
+			sleep(ctx, time.Second)
+			continue
+		}
+		unknown := resp.GetAll()
+		w.mu.Lock()
+		for _, computerID := range resp.GetComputerIds() {
+			if c, ok := w.computers[computerID]; ok {
+				c.wake()
+			} else {
+				unknown = true
+			}
+		}
+		if resp.GetAll() {
+			for _, c := range w.computers {
+				c.wake()
+			}
+		}
+		w.mu.Unlock()
+		if unknown {
+			_ = w.beat(ctx) // a new placement: learn its epoch
+		}
+	}
+}
+
+// Leave empties the Worker in an orderly way: Turns are aborted with shutdown, processes stopped, disks saved,
+// sandboxes removed. It returns when nothing is left or ctx ends; what is left then is removed without a Save by
+// RemoveAll.
+func (w *Worker) Leave(ctx context.Context) error {
+	w.mu.Lock()
+	w.leaving = true
+	w.mu.Unlock()
+	for {
+		err := w.beat(ctx)
+		if w.waitEmptyFor(ctx, time.Second) {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("orderly stop did not finish: %w", errors.Join(ctx.Err(), err))
+		}
+	}
+}
+
+// RemoveAll removes every sandbox of this Worker without saving it.
+func (w *Worker) RemoveAll(ctx context.Context) error {
+	w.mu.Lock()
+	for _, c := range w.computers {
+		c.fence()
+	}
+	w.mu.Unlock()
+	return w.waitEmpty(ctx)
+}
+
+func (w *Worker) waitEmptyFor(ctx context.Context, d time.Duration) bool {
+	limited, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return w.waitEmpty(limited) == nil
+}
+
+func (w *Worker) waitEmpty(ctx context.Context) error {
+	for {
+		w.mu.Lock()
+		n, changed := len(w.computers), w.changed
+		w.mu.Unlock()
+		if n == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+func (w *Worker) computerDir(computerID string) string {
+	return filepath.Join(w.cfg.Dir, "computers", computerID)
+}
+
+func (w *Worker) sandboxDir(computerID string, epoch int64) string {
+	return filepath.Join(w.computerDir(computerID), fmt.Sprint(epoch))
+}
+
+// sleep waits; it tells whether ctx still lives.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
