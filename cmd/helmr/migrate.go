@@ -19,7 +19,7 @@ Order of an upgrade: migrate, then the servers, then the workers one by one.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, _, err := readSettings(a.getenv, migrateSettings)
 			if err != nil {
-				return err
+				return settingsError(err)
 			}
 			d, err := db.Open(cmd.Context(), s["HELMR_DATABASE_URL"])
 			if err != nil {

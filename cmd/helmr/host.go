@@ -1,0 +1,82 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"helmr.dev/helmr/internal/sandbox"
+)
+
+// companion finds a program that is shipped with helmr: beside it, otherwise on PATH.
+func companion(name string) (string, error) {
+	if self, err := os.Executable(); err == nil {
+		if real, err := filepath.EvalSymlinks(self); err == nil {
+			self = real
+		}
+		path := filepath.Join(filepath.Dir(self), name)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			return path, nil
+		}
+	}
+	if path, err := exec.LookPath(name); err == nil {
+		return filepath.Abs(path)
+	}
+	return "", hinted{fmt.Errorf("%s is missing: it is neither beside helmr nor on PATH", name), "run `make setup` in helmr's source, and keep helmr, helmr-guest and runsc in one folder"}
+}
+
+// capacity is what a Worker offers.
+type capacity struct{ cpuMillis, memoryMiB, diskMiB int64 }
+
+// hostCapacity finds out what this machine has: all CPUs, memory that is free now, and the disk under dir but for a
+// reserve.
+func hostCapacity(dir string, reserveMiB int64) (capacity, error) {
+	var c capacity
+	c.cpuMillis = int64(runtime.NumCPU()) * 1000
+	memory, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return c, fmt.Errorf("find out the memory of this machine: %w", err)
+	}
+	for line := range strings.Lines(string(memory)) {
+		var kib int64
+		if n, _ := fmt.Sscanf(line, "MemAvailable: %d kB", &kib); n == 1 {
+			c.memoryMiB = kib / 1024
+		}
+	}
+	if c.memoryMiB == 0 {
+		return c, errors.New("find out the memory of this machine: /proc/meminfo does not say what is available")
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return c, fmt.Errorf("find out the free disk of %s: %w", dir, err)
+	}
+	free := int64(fs.Bavail) * fs.Bsize >> 20
+	if free <= reserveMiB {
+		return c, hinted{fmt.Errorf("the disk of %s is full: %d MiB are free, %d of them are kept in reserve", dir, free, reserveMiB), "free some space, or use a folder on another disk"}
+	}
+	c.diskMiB = free - reserveMiB
+	return c, nil
+}
+
+// problemsError makes one error of what a machine lacks; problems that only weaken something are logged.
+func problemsError(problems []sandbox.Problem, log *slog.Logger) error {
+	var text []string
+	for _, p := range problems {
+		if p.Fatal {
+			text = append(text, p.What+"\n    "+p.Fix)
+		} else {
+			log.Warn("this machine lacks something", "what", p.What, "fix", p.Fix)
+		}
+	}
+	if len(text) == 0 {
+		return nil
+	}
+	return hinted{errors.New("this machine cannot run sandboxes:\n  " + strings.Join(text, "\n  ")), "`helmr doctor` checks everything that helmr needs"}
+}
