@@ -22,7 +22,10 @@ var (
 )
 
 // Store is an open blob store. It is safe for concurrent use, also by several processes on one folder or bucket.
-type Store struct{ driver driver }
+type Store struct {
+	driver driver
+	seen   seen
+}
 
 // Info describes one object of a list.
 type Info struct {
@@ -73,7 +76,7 @@ func Open(ctx context.Context, rawURL string, s3 ...S3) (*Store, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &Store{d}, nil
+		return &Store{driver: d}, nil
 	case strings.HasPrefix(rawURL, "s3:"):
 		u, err := url.Parse(rawURL)
 		if err != nil || u.Host == "" {
@@ -87,7 +90,7 @@ func Open(ctx context.Context, rawURL string, s3 ...S3) (*Store, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &Store{d}, nil
+		return &Store{driver: d}, nil
 	}
 	return nil, errors.New(`blob URL: want "file:PATH" or "s3://BUCKET"`)
 }
@@ -155,6 +158,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
+	s.seen.drop(key)
 	if err := s.driver.delete(ctx, key); err != nil {
 		return fmt.Errorf("delete %s: %w", key, err)
 	}
