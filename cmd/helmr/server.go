@@ -14,7 +14,6 @@ import (
 	"helmr.dev/helmr/internal/access"
 	"helmr.dev/helmr/internal/blob"
 	"helmr.dev/helmr/internal/server/rpc"
-	"helmr.dev/helmr/internal/worker/wire"
 )
 
 func (a *app) serverCommand() *cobra.Command {
@@ -46,10 +45,11 @@ func (a *app) runServer(cmd *cobra.Command) (err error) {
 		log.Warn("this setting does nothing yet", "setting", name)
 	}
 	ctx := cmd.Context()
-	token := wire.Token(s.key("HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY"))
+	credentials := rpc.NewCredentials(s.key("HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY"))
 	inst, err := openInstallation(ctx, installationConfig{databaseURL: s["HELMR_DATABASE_URL"], blobURL: s["HELMR_BLOB_URL"], s3: s.s3(), log: log,
 		mounts: func(svc *rpc.Service) map[string]http.Handler {
-			return map[string]http.Handler{wire.Prefix + "/": wire.Handler(svc, token)}
+			path, handler := rpc.Handler(svc, credentials)
+			return map[string]http.Handler{path: handler}
 		}})
 	if err != nil {
 		return err
@@ -134,7 +134,7 @@ reads it from the file named by HELMR_WORKER_ENROLLMENT_TOKEN_FILE. Whoever has 
 			if err != nil {
 				return settingsError(err)
 			}
-			token := wire.Token(s.key("HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY"))
+			token := rpc.NewCredentials(s.key("HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY")).EnrollmentToken()
 			return a.show(cmd, map[string]string{"token": token}, func(w *text) { w.line("%s", token) })
 		},
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +14,6 @@ import (
 	"helmr.dev/helmr/internal/build"
 	"helmr.dev/helmr/internal/sandbox/gvisor"
 	"helmr.dev/helmr/internal/worker"
-	"helmr.dev/helmr/internal/worker/wire"
 )
 
 func (a *app) workerCommand() *cobra.Command {
@@ -61,8 +61,7 @@ func (a *app) runWorker(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	secret := strings.TrimSpace(string(token))
-	cfg.EnrollmentToken, cfg.Server, cfg.Blob = secret, wire.Client(s["HELMR_SERVER_URL"], secret), blobs
+	cfg.EnrollmentToken, cfg.Server, cfg.Blob = strings.TrimSpace(string(token)), worker.Remote(serverTransport(s["HELMR_SERVER_URL"]), s["HELMR_SERVER_URL"]), blobs
 	w, err := worker.New(cfg)
 	if err != nil {
 		return err
@@ -102,4 +101,17 @@ func workerConfig(s settings, runsc string, log *slog.Logger) (worker.Config, er
 		cfg.DiskMiB = n
 	}
 	return cfg, nil
+}
+
+// serverTransport speaks HTTP/2 to the server, so that a Worker's waiting calls share one connection.
+func serverTransport(url string) *http.Client {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.Protocols = new(http.Protocols)
+	transport.Protocols.SetHTTP2(true)
+	transport.Protocols.SetHTTP1(true)
+	if strings.HasPrefix(url, "http:") {
+		transport.Protocols.SetHTTP1(false)
+		transport.Protocols.SetUnencryptedHTTP2(true)
+	}
+	return &http.Client{Transport: transport}
 }
