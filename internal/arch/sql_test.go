@@ -16,7 +16,7 @@ var (
 
 // foreignWrites are writes to a table of somebody else, each with its reason. The list may only shrink.
 var foreignWrites = map[string]string{
-	"internal/server/sql.go schema_migrations": "readiness proves that the database takes writes, with one that changes no row",
+	"internal/server/sql.go schema_migrations": "readiness proves that the database takes writes, with one that it takes back",
 }
 
 // SQL stands in internal/db and in files named sql.go, and nowhere else.
