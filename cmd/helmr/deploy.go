@@ -17,8 +17,8 @@ import (
 	"helmr.dev/helmr/internal/id"
 )
 
-// deployment is one run of helmr deploy.
-type deployment struct {
+// deployRun is one run of helmr deploy.
+type deployRun struct {
 	app           *app
 	cmd           *cobra.Command
 	bundle        string
@@ -28,7 +28,7 @@ type deployment struct {
 }
 
 func (a *app) deployCommand() *cobra.Command {
-	d := &deployment{app: a}
+	d := &deployRun{app: a}
 	c := &cobra.Command{
 		Use:   "deploy [PATH]",
 		Short: "Build a project, upload it and make it current",
@@ -59,7 +59,7 @@ listed whether or not it is promoted.`,
 	return c
 }
 
-func (d *deployment) run(ctx context.Context, path string) error {
+func (d *deployRun) run(ctx context.Context, path string) error {
 	c, err := d.app.client()
 	if err != nil {
 		return err
@@ -114,7 +114,7 @@ func (d *deployment) run(ctx context.Context, path string) error {
 }
 
 // open gives the bundle to deploy: the one named by --bundle, or a new one in a temporary folder.
-func (d *deployment) open(ctx context.Context, path string) (*bundle.Folder, func(), error) {
+func (d *deployRun) open(ctx context.Context, path string) (*bundle.Folder, func(), error) {
 	dir, cleanup := d.bundle, func() {}
 	if dir == "" {
 		work, err := os.MkdirTemp("", "helmr-deploy-")
@@ -137,7 +137,7 @@ func (d *deployment) open(ctx context.Context, path string) (*bundle.Folder, fun
 	return folder, cleanup, nil
 }
 
-func (d *deployment) upload(ctx context.Context, c *client.Client, folder *bundle.Folder) error {
+func (d *deployRun) upload(ctx context.Context, c *client.Client, folder *bundle.Folder) error {
 	plan, err := c.UploadPlan(ctx, folder.Bytes)
 	if err != nil {
 		return fmt.Errorf("plan the upload: %w", err)
@@ -161,7 +161,7 @@ func (d *deployment) upload(ctx context.Context, c *client.Client, folder *bundl
 	return nil
 }
 
-func (d *deployment) finalize(ctx context.Context, c *client.Client, folder *bundle.Folder) (api.Deployment, error) {
+func (d *deployRun) finalize(ctx context.Context, c *client.Client, folder *bundle.Folder) (api.Deployment, error) {
 	end := d.steps.start("finalize", "Verifying %d objects", len(folder.Manifest.Objects))
 	n := int64(0)
 	registered, err := c.Finalize(ctx, api.FinalizeRequest{BundleDigest: folder.Digest, IdempotencyKey: d.key}, func(string) {

@@ -72,8 +72,9 @@ func diagnose(ctx context.Context) []finding {
 	if err == nil {
 		found = append(found, sandboxes(ctx, runsc)...)
 	}
-	found = append(found, builder(ctx), nodeProgram(ctx), baseImage(), disk())
-	return found
+	found = append(found, nodeProgram(ctx))
+	found = append(found, images(ctx)...)
+	return append(found, baseImage(), disk())
 }
 
 func platform() finding {
@@ -118,13 +119,26 @@ func sandboxes(ctx context.Context, runsc string) []finding {
 	return found
 }
 
-// builder looks for a program that builds images, the way helmr build does.
-func builder(ctx context.Context) finding {
-	name, err := image.FindBuilder(ctx)
+// images tells what builds and unpacks images. Of the builders one is enough.
+func images(ctx context.Context) []finding {
+	dir, err := image.CacheDir()
 	if err != nil {
-		return finding{Name: "image builder", For: "build", Status: "missing", Detail: firstLine(err.Error()), Fix: "apt-get install buildah crun"}
+		return []finding{{Name: "images", For: "build", Status: "missing", Detail: err.Error(), Fix: "set HELMR_CACHE_DIR to a folder for what can be made again"}}
 	}
-	return finding{Name: "image builder", For: "build", Status: "ok", Detail: name}
+	var found []finding
+	builds := finding{Name: "image builder", For: "build", Status: "missing", Detail: "none answers", Fix: "apt-get install buildah crun"}
+	for _, f := range image.Check(ctx, dir) {
+		switch {
+		case f.For == "build" && f.OK && builds.Status != "ok":
+			builds = finding{Name: builds.Name, For: "build", Status: "ok", Detail: f.Name + " " + f.Detail}
+		case f.For == "build" || f.Name == "mkfs.erofs": // the sandboxes tell about the latter
+		case f.OK:
+			found = append(found, finding{Name: f.Name, For: f.For, Status: "ok", Detail: firstLine(f.Detail)})
+		default:
+			found = append(found, finding{Name: f.Name, For: f.For, Status: "weak", Detail: firstLine(f.Detail), Fix: f.Fix})
+		}
+	}
+	return append([]finding{builds}, found...)
 }
 
 const wantNode = 22
