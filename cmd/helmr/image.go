@@ -77,7 +77,7 @@ func imageListCommand() *cobra.Command {
 			}
 			w.row("IMAGE", "FROM", "SIZE", "SINCE", "DIGEST")
 			for _, e := range entries {
-				w.row(image.Familiar(e.Ref), e.Origin, mebibytes(e.Size), e.Created.Local().Format("2006-01-02 15:04"), e.Digest[:min(19, len(e.Digest))])
+				w.row(image.Familiar(e.Ref), e.Origin, imageSize(e), e.Created.Local().Format("2006-01-02 15:04"), e.Digest[:min(19, len(e.Digest))])
 			}
 			return w.flush()
 		},
@@ -148,11 +148,11 @@ func showImage(cmd *cobra.Command, what string, e image.Entry) error {
 		return printJSON(cmd.OutOrStdout(), e)
 	}
 	w := newText(cmd.OutOrStdout())
-	w.line("%s %s (%s, %s)", what, image.Familiar(e.Ref), mebibytes(e.Size), e.Digest)
+	w.line("%s %s (%s, %s)", what, image.Familiar(e.Ref), imageSize(e), e.Digest)
 	return w.flush()
 }
 
-func mebibytes(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
+func imageSize(e image.Entry) string { return fmt.Sprintf("%.1f MiB", float64(e.Size)/(1<<20)) }
 
 // imageError gives the sentence that is meant for people. What is not, such as a full disk, stays as it is.
 func imageError(err error) error {
