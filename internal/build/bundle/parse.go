@@ -29,7 +29,7 @@ const (
 	MaxProgramFileBytes = 1 << 30
 	MaxProgramFiles     = 200_000
 
-	maxNumber      = 1 << 53 // every JSON reader keeps integers up to here
+	maxNumber      = 1<<53 - 1 // every JSON reader keeps integers up to here
 	maxPathBytes   = 4096
 	maxPathDepth   = 128
 	maxConfigBytes = 256 << 10
