@@ -39,17 +39,30 @@ func openFolder(path string) (*folder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("blob folder: %w", err)
 	}
-	if err := os.MkdirAll(filepath.Join(root, tmpFolder), 0o700); err != nil {
-		return nil, fmt.Errorf("blob folder: %w", noSpace(err))
-	}
-	for _, dir := range []string{root, filepath.Dir(root)} {
-		if err := syncFolder(dir); err != nil {
-			return nil, fmt.Errorf("blob folder: %w", err)
-		}
+	if err := makeDurable(filepath.Join(root, tmpFolder)); err != nil {
+		return nil, fmt.Errorf("blob folder: %w", err)
 	}
 	f := &folder{root: root, made: map[string]bool{}}
 	f.sweep(time.Now().Add(-tmpKept))
 	return f, nil
+}
+
+// makeDurable makes dir and its missing parents, each durable in its own parent.
+func makeDurable(dir string) error {
+	if info, err := os.Stat(dir); err == nil {
+		if !info.IsDir() {
+			return fmt.Errorf("%s is not a folder", dir)
+		}
+		return nil
+	}
+	parent := filepath.Dir(dir)
+	if err := makeDurable(parent); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return noSpace(err)
+	}
+	return syncFolder(parent)
 }
 
 // sweep removes temporary files that a crash left before a time. What it cannot remove waits for the next start.
@@ -101,21 +114,14 @@ func (f *folder) place(tmp, key string) error {
 func (f *folder) mkdir(dir string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.mkdirLocked(dir)
-}
-
-func (f *folder) mkdirLocked(dir string) error {
-	if dir == f.root || f.made[dir] {
+	if f.made[dir] {
 		return nil
 	}
-	parent := filepath.Dir(dir)
-	if err := f.mkdirLocked(parent); err != nil {
+	if err := makeDurable(dir); err != nil {
 		return err
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return noSpace(err)
-	}
-	if err := syncFolder(parent); err != nil {
+	// It may have been made by a process that has not synced it yet.
+	if err := syncFolder(filepath.Dir(dir)); err != nil {
 		return err
 	}
 	f.made[dir] = true

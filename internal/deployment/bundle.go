@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 
 	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/access"
@@ -48,7 +47,7 @@ func (s *Service) UploadPlan(ctx context.Context, environmentID string, manifest
 		}
 		if !have {
 			plan.Uploads = append(plan.Uploads, api.Upload{
-				Digest: o.Digest, Method: http.MethodPut, Headers: map[string]string{"Content-Type": o.MediaType}, SizeBytes: o.SizeBytes,
+				Digest: o.Digest, Method: "PUT", Headers: map[string]string{"Content-Type": o.MediaType}, SizeBytes: o.SizeBytes,
 			})
 		}
 	}
