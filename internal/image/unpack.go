@@ -91,13 +91,20 @@ func unpack(ctx context.Context, archive, out, tmp string, lim limits) (Config, 
 			return Config{}, fmt.Errorf("unpack image: layer %d: %w", i+1, err)
 		}
 	}
+	cfg := configOf(a.config)
+	if dir := strings.Trim(path.Clean(cfg.Workdir), "/"); dir != "" {
+		// Builders only note the working folder of an image in which nothing ran; programs start in it.
+		if _, err := t.folder(dir, true); err != nil {
+			return Config{}, fmt.Errorf("unpack image: working folder: %w", err)
+		}
+	}
 	if err := t.write(ctx, data, root); err != nil {
 		return Config{}, fmt.Errorf("unpack image: %w", err)
 	}
 	if err := makeErofs(ctx, root, filepath.Join(tmp, "rootfs"), out); err != nil {
 		return Config{}, fmt.Errorf("unpack image: %w", err)
 	}
-	return configOf(a.config), nil
+	return cfg, nil
 }
 
 // makeErofs writes root as an EROFS file. gVisor reads no inline data. Times are those of the files: with this epoch,

@@ -45,7 +45,11 @@ func (x *exchange) exited(u *unit, e exit) error {
 		}
 		return x.settle(u)
 	}
-	return x.failed(u, epoch, failure)
+	why := ""
+	if text := cmp.Or(e.Detail, e.Stderr); text != "" {
+		why = message(lastLines(text), "")
+	}
+	return x.failed(u, epoch, failure, why)
 }
 
 // exitedServing ends the Turn of a process that went away.
@@ -75,9 +79,12 @@ func (x *exchange) exitedServing(u *unit, e exit) error {
 }
 
 // failed counts a process failure; the third in a row places a hold.
-func (x *exchange) failed(u *unit, epoch int64, reason string) error {
+func (x *exchange) failed(u *unit, epoch int64, reason, why string) error {
 	u.s.ConsecutiveFailures++
 	data := map[string]any{"epoch": epoch, "reason": reason, "consecutive_failures": u.s.ConsecutiveFailures}
+	if why != "" {
+		data["message"] = why
+	}
 	if _, err := x.event(u, "", "session.process_failed", data); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -144,4 +145,26 @@ func (a *assets) fetchProgram(ctx context.Context, digest, dir string) error {
 // only itself.
 func isExited(payload []byte) bool {
 	return len(payload) < 64<<10 && bytes.Contains(payload, []byte(`"type":"exited"`))
+}
+
+// exitCause gives what the guest says of a process's end, without anything the process wrote.
+func exitCause(payload []byte) string {
+	var e struct {
+		Cause, Detail, Signal string
+		Code                  *int
+	}
+	if err := json.Unmarshal(payload, &e); err != nil {
+		return "unknown"
+	}
+	s := e.Cause
+	if e.Detail != "" {
+		s += ": " + e.Detail
+	}
+	if e.Signal != "" {
+		s += ", signal " + e.Signal
+	}
+	if e.Code != nil {
+		s += fmt.Sprintf(", exit code %d", *e.Code)
+	}
+	return s
 }

@@ -412,7 +412,7 @@ func (c *computer) save(ctx context.Context, saveID string) error {
 		return fmt.Errorf("store save: %w", err)
 	}
 	_, err = c.w.cfg.Server.PublishSave(ctx, &workerpb.PublishSaveRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch, SaveId: saveID,
-		ManifestDigest: manifest, SizeBytes: stats.Bytes, StoredBytes: stats.Stored})
+		ManifestDigest: manifest, SizeBytes: stats.Bytes, StoredBytes: stats.StoredBytes})
 	if err != nil {
 		return fmt.Errorf("publish save: %w", err)
 	}

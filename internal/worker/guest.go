@@ -143,7 +143,10 @@ func (h *handler) Ops(sessionID string, epoch int64, ops []guest.Op) {
 	for _, op := range ops {
 		p.pending = append(p.pending, &workerpb.Operation{Sequence: op.Seq, Payload: op.Payload})
 		c.guest.pendingBytes += len(op.Payload)
-		p.exited = p.exited || isExited(op.Payload)
+		if isExited(op.Payload) {
+			p.exited = true
+			c.w.cfg.Log.Info("session process ended", "computer", c.id, "session", sessionID, "epoch", epoch, "how", exitCause(op.Payload))
+		}
 	}
 	c.mu.Unlock()
 	c.wake()
