@@ -1,6 +1,7 @@
 package server
 
 import (
+	"net/http"
 	"time"
 
 	"helmr.dev/helmr/client/api"
@@ -53,6 +54,10 @@ func (s *Server) streamEvents(c *call) error {
 		if out == nil {
 			out = newEventWriter(c.w)
 			defer s.metrics.streaming()()
+		}
+		if c.r.Method == http.MethodHead { // the answer would have been a stream
+			_ = out.flush()
+			return nil
 		}
 		for i := range page.Records {
 			if err := out.json(page.Records[i].Sequence, page.Records[i].Kind, &page.Records[i]); err != nil {

@@ -129,6 +129,14 @@ func TestSpec_16_04_MethodsAndPaths(t *testing.T) {
 	for _, path := range []string{"/", "/v1", "/v1/", "/v1/sessions/", "//v1/sessions", "/v1/../v1/sessions", "/v1/nothing", "/api/nothing"} {
 		ask(t, s.Key, http.MethodGet, s.URL+path, "").want(t, http.StatusNotFound, "not_found")
 	}
+	servertest.Deploy(t, s.Client(s.Key), "mine")
+	receipt, err := s.Client(s.Key).CreateSession(context.Background(), api.SessionCreateRequest{Agent: "mine", Input: json.RawMessage(hello)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := ask(t, s.Key, http.MethodHead, s.URL+"/v1/sessions/"+receipt.SessionID+"/events/stream", ""); r.status != http.StatusOK || r.body != "" {
+		t.Errorf("HEAD of a stream: %d %q", r.status, r.body)
+	}
 	if r := ask(t, s.Key, http.MethodHead, s.URL+"/v1/sessions", ""); r.status != http.StatusOK || r.body != "" {
 		t.Errorf("HEAD: %d %q", r.status, r.body)
 	}
@@ -221,16 +229,16 @@ func TestSpec_16_05_PanicAndUnknownErrorsStayInside(t *testing.T) {
 					_, _ = io.WriteString(w, "half")
 					_ = http.NewResponseController(w).Flush()
 				}
-				panic("the secret is 42")
+				panic("the secret is sesame")
 			}),
 		}
 	})
 	r := ask(t, "", http.MethodPost, s.URL+"/mounted/x", "{}")
 	r.want(t, http.StatusInternalServerError, "internal")
-	if strings.Contains(r.body, "42") {
+	if strings.Contains(r.body, "sesame") {
 		t.Errorf("the answer tells: %s", r.body)
 	}
-	if log := s.Log.String(); !strings.Contains(log, "the secret is 42") || !strings.Contains(log, r.RequestID) {
+	if log := s.Log.String(); !strings.Contains(log, "the secret is sesame") || !strings.Contains(log, r.RequestID) {
 		t.Errorf("the log does not tell: %s", log)
 	}
 	res, err := http.Get(s.URL + "/mounted/late")

@@ -148,11 +148,11 @@ func (s *Server) frame(next http.Handler) http.Handler {
 		// A deadline of an earlier request on this connection must not cut this one's answer.
 		_ = http.NewResponseController(rw).SetWriteDeadline(time.Time{})
 		r = r.WithContext(context.WithValue(r.Context(), requestIDKey{}, w.requestID))
+		defer func() { s.account(w, r, time.Since(start)) }()
 		defer func() {
 			if p := recover(); p != nil {
 				s.panicked(w, r, p)
 			}
-			s.account(w, r, time.Since(start))
 		}()
 		if clean := path.Clean(r.URL.Path); clean != r.URL.Path && clean+"/" != r.URL.Path {
 			s.fail(w, r, notFound()) // the mux would redirect

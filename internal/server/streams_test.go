@@ -74,10 +74,13 @@ func stream(t testing.TB, key, url string, headers ...string) (next func() (fram
 	}, cancel
 }
 
-// expect reads one event.
+// expect reads one event, past heartbeats.
 func expect(t testing.TB, next func() (frame, error), sequence int, kind string) frame {
 	t.Helper()
 	f, err := next()
+	for err == nil && f.event == "" {
+		f, err = next() // a heartbeat
+	}
 	if err != nil {
 		t.Fatalf("want event %d %s: %v", sequence, kind, err)
 	}
