@@ -109,13 +109,25 @@ func (j *job) nodeError(ctx context.Context, b builder, output string, err error
 
 func indent(s string) string { return "  " + strings.ReplaceAll(s, "\n", "\n  ") }
 
-// why is the last line of a failed command's output, or the error itself.
+// why is the line of a failed command's output that says most, or the error itself.
 func why(out []byte, err error) string {
 	if errors.Is(err, exec.ErrNotFound) {
 		return "not installed"
 	}
-	if l := lastLines(strings.TrimSpace(string(out)), 1); l != "" {
-		return l
+	first := ""
+	for l := range strings.Lines(string(out)) {
+		if l = strings.TrimSpace(l); l == "" {
+			continue
+		}
+		if first == "" {
+			first = l
+		}
+		if strings.Contains(strings.ToLower(l), "error") {
+			return l
+		}
 	}
-	return err.Error()
+	if first == "" {
+		return err.Error()
+	}
+	return first
 }
