@@ -2,7 +2,7 @@ import type { AgentDefinition, CancelReason, InitContext, TurnContext } from "@h
 import { field, type Channel } from "./channel.js"
 import { AbortError, messageOf, report } from "./errors.js"
 import { loadAgent } from "./program.js"
-import type { AckMessage, Incoming, StartMessage, StopReason, TurnMessage } from "./protocol.js"
+import type { AckMessage, Incoming, StartMessage, StopReason, TurnEvent, TurnMessage } from "./protocol.js"
 import { shutdownSignal, type ShutdownSignal } from "./shutdown.js"
 import { TurnRun } from "./turn.js"
 
@@ -11,12 +11,18 @@ const initGrace = 8_000
 /** How long a stopping process waits for the acknowledgement of what the guest already has. */
 const ackGrace = 2_000
 
+/** A Turn that waits for the one before it, or for init, and the Messages that came for it meanwhile. */
+interface Waiting {
+  readonly turn: TurnMessage
+  readonly early: TurnEvent[]
+}
+
 /**
  * One Session process: starting (init runs) -> ready <-> serving a Turn -> stopping. It serves one Turn at a time, in
  * the order in which the guest hands them over.
  */
 export class SessionProcess {
-  private readonly queue: TurnMessage[] = []
+  private readonly queue: Waiting[] = []
   private readonly shutdown: ShutdownSignal = shutdownSignal()
   private agent: AgentDefinition | undefined
   private ctx: TurnContext<unknown> | undefined
@@ -34,7 +40,7 @@ export class SessionProcess {
         this.initialising ??= this.start(message)
         return
       case "turn":
-        this.queue.push(message.turn)
+        this.queue.push({ turn: message.turn, early: [] })
         this.current?.run.abandon()
         return this.serve()
       case "abort":
@@ -43,6 +49,7 @@ export class SessionProcess {
       case "question_cancelled":
         if (this.current?.run.id === message.turnId) this.current.run.receive(message)
         else if (message.type === "abort") this.abortQueued(message.turnId)
+        else this.queue.find(({ turn }) => turn.id === message.turnId)?.early.push(message)
         return
       case "stop":
         if (!this.stopping) void this.stop(message.reason)
@@ -88,7 +95,8 @@ export class SessionProcess {
     if (this.current !== undefined || this.agent === undefined || this.ctx === undefined || this.stopping || this.stuck) return
     const next = this.queue.shift()
     if (next === undefined) return
-    const run = new TurnRun(this.channel, next, this.agent, this.ctx)
+    const run = new TurnRun(this.channel, next.turn, this.agent, this.ctx)
+    for (const message of next.early) run.receive(message)
     const end = run.run().then((how) => {
       this.current = undefined
       // The guest ends a process in which something did not settle.
@@ -100,7 +108,7 @@ export class SessionProcess {
 
   /** A Turn that has not begun has nothing to clean up. */
   private abortQueued(turnId: string): void {
-    const at = this.queue.findIndex(({ id }) => id === turnId)
+    const at = this.queue.findIndex(({ turn }) => turn.id === turnId)
     if (at < 0) return
     this.queue.splice(at, 1)
     this.channel.send("turn_aborted", `${field("turnId", turnId)},"settled":true`, () => undefined)

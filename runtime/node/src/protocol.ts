@@ -11,6 +11,9 @@ export type Incoming =
   | AckMessage
   | { readonly type: "stop"; readonly reason: StopReason }
 
+/** What concerns one Turn. */
+export type TurnEvent = Extract<Incoming, { readonly turnId: string }>
+
 export type StopReason = "closed" | "cancelled" | "shutdown" | "deadline"
 
 export interface StartMessage {

@@ -5,7 +5,7 @@ import { field, type Channel } from "./channel.js"
 import { messageOf, report, TurnCallError } from "./errors.js"
 import { Inbox, inCallback } from "./inbox.js"
 import { Output } from "./output.js"
-import type { FailureCode, Incoming, TurnMessage } from "./protocol.js"
+import type { FailureCode, TurnEvent, TurnMessage } from "./protocol.js"
 import { Questions } from "./questions.js"
 
 const cleanupPeriod = 10_000
@@ -88,7 +88,7 @@ export class TurnRun {
   }
 
   /** Takes a message from the guest for this Turn. */
-  receive(message: Extract<Incoming, { readonly turnId: string }>): void {
+  receive(message: TurnEvent): void {
     switch (message.type) {
       case "abort": return this.abort(message.reason)
       case "message": return this.inbox.offer(message.messageId, message.data)
