@@ -25,6 +25,11 @@ const (
 
 	// cpuPeriod is the kernel's default, in microseconds.
 	cpuPeriod = 100_000
+
+	// startMillis is the CPU that a sandbox may use until PID 1 runs, when it is more than the Computer's: starting
+	// gVisor's kernel would take twice as long on one CPU. gVisor shows two CPUs or more inside, so that the number
+	// seen there is the same as with the Computer's own bound.
+	startMillis = 2000
 )
 
 // rootCapabilities is what root inside may do. All of it is checked and carried out by gVisor's own kernel: none of it
@@ -149,7 +154,7 @@ func mounts(s sandbox.Spec) []specs.Mount {
 
 func resources(s sandbox.Spec, cg cgroups) *specs.LinuxResources {
 	memory := s.MemoryMiB * mib
-	quota := s.CPUMillis * cpuPeriod / 1000
+	quota := cpuQuota(max(s.CPUMillis, startMillis))
 	period := uint64(cpuPeriod)
 	shares := max(uint64(s.CPUMillis)*1024/1000, 2)
 	res := &specs.LinuxResources{
@@ -169,6 +174,9 @@ func resources(s sandbox.Spec, cg cgroups) *specs.LinuxResources {
 	}
 	return res
 }
+
+// cpuQuota is microseconds in each period.
+func cpuQuota(millis int64) int64 { return millis * cpuPeriod / 1000 }
 
 // writeBundle makes the folder that runsc starts the sandbox from.
 func writeBundle(dir string, spec *specs.Spec) error {

@@ -116,6 +116,23 @@ func (c cgroups) oomKills(name string) int {
 	return 0
 }
 
+// setCPU bounds the CPU of a group, in thousandths of one.
+func (c cgroups) setCPU(name string, millis int64) error {
+	var err error
+	switch c.version {
+	case 1:
+		file := filepath.Join(c.mount, "cpu", name, "cpu.cfs_quota_us")
+		err = os.WriteFile(file, strconv.AppendInt(nil, cpuQuota(millis), 10), 0)
+	case 2:
+		file := filepath.Join(c.mount, name, "cpu.max")
+		err = os.WriteFile(file, fmt.Appendf(nil, "%d %d", cpuQuota(millis), cpuPeriod), 0)
+	}
+	if err != nil {
+		return fmt.Errorf("bound CPU: %w", err)
+	}
+	return nil
+}
+
 // remove kills what is left in the group and deletes it.
 func (c cgroups) remove(ctx context.Context, name string) error {
 	dirs := c.dirs(name)

@@ -125,6 +125,10 @@ func (r *Runtime) Start(ctx context.Context, spec sandbox.Spec) (err error) {
 	if err := mustBeFree(spec.Dir); err != nil {
 		return err
 	}
+	// A command of a Worker that was killed may have written some again after Remove.
+	if err := r.removeState(spec.ID); err != nil {
+		return err
+	}
 	rec := record{ID: spec.ID, Dir: spec.Dir, Boot: r.boot}
 	rec.Cgroup = fmt.Sprintf("helmr-%s-%s", r.name, spec.ID)
 	if err := r.records.save(rec); err != nil {
@@ -186,6 +190,9 @@ func (r *Runtime) start(ctx context.Context, spec sandbox.Spec, rec record) erro
 		if errors.As(err, &failed) && failed.message == "" {
 			failed.message = readConsole(console)
 		}
+		return err
+	}
+	if err := r.cg.setCPU(rec.Cgroup, spec.CPUMillis); err != nil {
 		return err
 	}
 	b, err := os.ReadFile(pidFile)
@@ -348,8 +355,12 @@ func (r *Runtime) Remove(ctx context.Context, id string) (err error) {
 
 // remove takes everything away in an order that lets it be repeated from any point: the record goes last.
 func (r *Runtime) remove(ctx context.Context, rec record) error {
-	if err := killOurs(ctx, r.state, rec.ID); err != nil {
-		return err
+	// All of a sandbox that started is in its cgroup. Before that, or without cgroups, its processes are known by their
+	// arguments only, and finding them means reading those of every process on the host.
+	if rec.Main == nil || r.cg.version == 0 {
+		if err := killOurs(ctx, r.state, rec.ID); err != nil {
+			return err
+		}
 	}
 	if err := r.cg.remove(ctx, rec.Cgroup); err != nil {
 		return err
