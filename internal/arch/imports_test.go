@@ -29,6 +29,10 @@ var allowed = map[string]map[string]string{
 		"rooms": "the business actions behind the routes", "internal/worker/proto": "the wire format of the Worker calls",
 		"internal/server": "its parts",
 	},
+	"internal/server/servertest": {
+		"internal/server": "runs it", "rooms": "the real ones behind it", "internal/blob": "their object store", "internal/build/bundle": "makes bundles to deploy",
+		"internal/db": "and a test database", "internal/id": "ids", "client": "deploys as a client does",
+	},
 	"internal/sandbox": {"internal/sandbox": "runtimes implement the interface and its suite tests them", "internal/id": "names sandboxes in the suite"},
 	"internal/image":   {"internal/image": "its parts", "internal/fault": "errors that callers may see"},
 	"internal/guest":   {"internal/guest": "both ends share the wire format"},
