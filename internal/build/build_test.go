@@ -130,17 +130,3 @@ func refused(t *testing.T, err error, parts ...string) string {
 	}
 	return err.Error()
 }
-
-func TestStarterBuilds(t *testing.T) {
-	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "My Agents")
-	if _, err := Init(dir, false); err != nil {
-		t.Fatal(err)
-	}
-	b, r, err := prepared(t, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	folder := assembled(t, b)
-	t.Log(r.events, string(folder.Bytes), string(b.index.program))
-}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"helmr.dev/helmr/internal/build/bundle"
@@ -55,7 +56,7 @@ func imageProblem(template bundle.Template, err error) error {
 		return fmt.Errorf("%s: %w", where, err)
 	}
 	p := problem(where, "", "%s", f.Message)
-	if f.Cause != nil {
+	if f.Cause != nil && !strings.Contains(f.Message, f.Cause.Error()) {
 		return p.with(f.Cause.Error())
 	}
 	return p
