@@ -9,6 +9,7 @@ import (
 	"helmr.dev/helmr/internal/computer"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/session"
+	"helmr.dev/helmr/internal/turn/content"
 	workerpb "helmr.dev/helmr/internal/worker/proto"
 )
 
@@ -172,17 +173,17 @@ func (x *exchange) perform(u *unit, sequence int64, o *operation) (int64, error)
 
 // output makes one fragment durable as an event.
 func (x *exchange) output(u *unit, sequence int64, o *operation) (int64, error) {
-	content, err := CheckContent("content", o.Content)
+	fragment, err := content.Check("content", o.Content)
 	if err != nil {
 		return 0, err
 	}
 	t := u.head
-	if t.OutputBytes+int64(len(content)) > MaxOutputBytes {
+	if t.OutputBytes+int64(len(fragment)) > MaxOutputBytes {
 		return 0, fault.New(fault.ContentLimitExceeded, "the output and Questions of a Turn are at most %d bytes", MaxOutputBytes)
 	}
-	t.OutputBytes += int64(len(content))
+	t.OutputBytes += int64(len(fragment))
 	t.changed = true
-	return session.Append(x.tx, u.s, x.now, session.Event{TurnID: t.ID, Kind: "turn.output", Data: content, Epoch: u.p.Epoch, Operation: sequence})
+	return session.Append(x.tx, u.s, x.now, session.Event{TurnID: t.ID, Kind: "turn.output", Data: fragment, Epoch: u.p.Epoch, Operation: sequence})
 }
 
 // result records what the handler returned, sets the Turn finalizing and requests its Save, in this one transaction.
@@ -204,7 +205,7 @@ func (x *exchange) result(u *unit, o *operation) error {
 	var response json.RawMessage
 	if len(o.Response) > 0 && !bytes.Equal(o.Response, []byte("null")) {
 		var err error
-		if response, err = CheckContent("response", o.Response); err != nil {
+		if response, err = content.Check("response", o.Response); err != nil {
 			return x.finish(u, Failed, CodeDrainFailed, fault.From(err).Message)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/id"
 	"helmr.dev/helmr/internal/session"
+	"helmr.dev/helmr/internal/turn/content"
 )
 
 // Service admits Turns, runs the controls, and exchanges with Workers.
@@ -44,7 +45,7 @@ func (s *Service) CreateSession(ctx context.Context, environmentID string, by ap
 	if len(req.Key) > 512 {
 		return out, fault.New(fault.BadRequest, "key must be at most 512 bytes")
 	}
-	input, err := CheckInput("input", req.Input)
+	input, err := content.CheckInput("input", req.Input)
 	if err != nil {
 		return out, err
 	}
@@ -159,7 +160,7 @@ func (w *work) admit(u *unit, input json.RawMessage, source Source) (*row, error
 // Enqueue admits one more Turn. Errors: not_found, session_not_open, session_terminal, computer_deleting, content codes.
 func (s *Service) Enqueue(ctx context.Context, environmentID string, by api.Actor, sessionID string, req api.EnqueueRequest) (api.EnqueueReceipt, error) {
 	var out api.EnqueueReceipt
-	input, err := CheckInput("input", req.Input)
+	input, err := content.CheckInput("input", req.Input)
 	if err != nil {
 		return out, err
 	}

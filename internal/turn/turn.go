@@ -56,8 +56,6 @@ var abortCode = map[string]string{AbortInterrupted: CodeInterrupted, AbortDeadli
 
 // Limits of a Turn.
 const (
-	MaxContentBytes = 256 << 10
-	MaxContentParts = 64
 	MaxOutputBytes  = 8 << 20
 	MaxResultBytes  = 16 << 20
 	MaxErrorMessage = 8 << 10
