@@ -318,7 +318,7 @@ func TestHealthReadyAndMetrics(t *testing.T) {
 func TestUnencryptedHTTP2SharesTheListener(t *testing.T) {
 	t.Parallel()
 	s := servertest.New(t, func(c *server.Config) {
-		c.Mounts = map[string]http.Handler{"/mounted": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Proto) })}
+		c.Mounts = map[string]http.Handler{"/mounted": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) })}
 	})
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
@@ -347,7 +347,7 @@ func TestBodyThatNeverArrivesIsRefused(t *testing.T) {
 	}
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
-	fmt.Fprintf(conn, "POST /v1/sessions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", s.Key)
+	_, _ = fmt.Fprintf(conn, "POST /v1/sessions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", s.Key)
 	_ = conn.(*net.TCPConn).CloseWrite()
 	text, _ := io.ReadAll(conn)
 	if !bytes.Contains(text, []byte("400 Bad Request")) || !bytes.Contains(text, []byte("bad_request")) {

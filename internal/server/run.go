@@ -10,8 +10,12 @@ import (
 	"time"
 )
 
-// drainPeriod bounds how long a stopping server waits for requests that are being answered.
-const drainPeriod = 10 * time.Second
+// drainPeriod bounds how long a stopping server waits for requests that are being answered, lateAfter how long for those
+// of mounted handlers before their contexts end.
+const (
+	drainPeriod = 10 * time.Second
+	lateAfter   = time.Second
+)
 
 // Serve answers on ln until ctx is done, then stops in order: streams and long-polls end at once, requests that are
 // being answered get drainPeriod. HTTP/1.1 and unencrypted HTTP/2 share the listener. It gives nil after an orderly stop.
@@ -33,10 +37,13 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	select {
 	case err := <-failed:
 		s.stop()
+		s.stopLate()
 		return fmt.Errorf("serve HTTP: %w", err)
 	case <-ctx.Done():
 	}
 	s.stop()
+	late := time.AfterFunc(lateAfter, s.stopLate)
+	defer late.Stop()
 	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainPeriod)
 	defer cancel()
 	if err := srv.Shutdown(limit); err != nil {
@@ -46,6 +53,6 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		}
 		s.log.Warn("requests were still open when the server stopped", "waited", drainPeriod.String())
 	}
-	<-failed
+	_ = <-failed // http.ErrServerClosed
 	return nil
 }

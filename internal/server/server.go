@@ -39,6 +39,8 @@ type Server struct {
 
 	stopping context.Context // done: streams and long-polls end
 	stop     context.CancelFunc
+	late     context.Context // done a little later: what other protocols still hold open ends
+	stopLate context.CancelFunc
 }
 
 // New makes a server over the rooms in deps.
@@ -51,6 +53,7 @@ func New(config Config, deps Deps) *Server {
 		s.config.Heartbeat = 15 * time.Second
 	}
 	s.stopping, s.stop = context.WithCancel(context.Background())
+	s.late, s.stopLate = context.WithCancel(context.Background())
 	s.metrics = newMetrics(config.Registry)
 	s.table = s.routes()
 	s.handler = s.newMux()
@@ -89,7 +92,7 @@ func (s *Server) newMux() http.Handler {
 		mux.Handle(path, s.byMethod(methods))
 	}
 	for pattern, h := range s.config.Mounts {
-		mux.Handle(pattern, named("mount "+pattern, h))
+		mux.Handle(pattern, named("mount "+pattern, s.untilLate(h)))
 	}
 	mux.Handle("/", named("none", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.fail(w.(*answer), r, notFound())
@@ -127,6 +130,17 @@ func named(name string, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.(*answer).route = name
 		h.ServeHTTP(w, r)
+	})
+}
+
+// untilLate ends the requests of a mounted handler when the server has been stopping for lateAfter: calls that are being
+// handled get that time, long-polls do not hold the stop up.
+func (s *Server) untilLate(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		defer context.AfterFunc(s.late, cancel)()
+		h.ServeHTTP(w, r.WithContext(ctx))
 	})
 }
 

@@ -165,7 +165,7 @@ func TestSlowReaderHoldsUpNobody(t *testing.T) {
 	}
 	defer func() { _ = conn.Close() }()
 	_ = conn.(*net.TCPConn).SetReadBuffer(64 << 10)
-	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n", path, w.Key)
+	_, _ = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n", path, w.Key)
 	next, _ := stream(t, w.Key, w.URL+path)
 	expect(t, next, 1, "turn.queued")
 	input := json.RawMessage(`[{"type":"text","text":"` + strings.Repeat("x", 200<<10) + `"}]`)
@@ -254,6 +254,27 @@ func TestStopEndsStreamsAndWaitsWithoutLosingAnswers(t *testing.T) {
 	r.want(t, http.StatusOK, "")
 	if !strings.Contains(r.body, `"status":"queued"`) {
 		t.Errorf("answer = %s", r.body)
+	}
+}
+
+func TestStopEndsLongPollsOfMountedHandlers(t *testing.T) {
+	t.Parallel()
+	entered := make(chan struct{})
+	s := servertest.New(t, func(c *server.Config) {
+		c.Mounts = map[string]http.Handler{"/poll": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			close(entered)
+			<-r.Context().Done()
+			_, _ = io.WriteString(w, "over")
+		})}
+	})
+	done := make(chan reply, 1)
+	go func() { done <- ask(t, "", http.MethodGet, s.URL+"/poll", "") }()
+	<-entered
+	if err := s.Stop(); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	if r := <-done; r.body != "over" {
+		t.Errorf("answer = %q; the stop waited for drainPeriod and cut it", r.body)
 	}
 }
 
