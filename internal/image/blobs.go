@@ -112,13 +112,12 @@ func fromImage(img v1.Image) (rawImage, error) {
 	if err != nil {
 		return rawImage{}, fmt.Errorf("read image layers: %w", err)
 	}
+	if len(cfg.RootFS.DiffIDs) != len(layers) {
+		return rawImage{}, fmt.Errorf("the image has %d layers and a configuration for %d", len(layers), len(cfg.RootFS.DiffIDs))
+	}
 	raw := rawImage{config: *cfg}
-	for _, l := range layers {
-		id, err := l.DiffID()
-		if err != nil {
-			return rawImage{}, fmt.Errorf("read image layers: %w", err)
-		}
-		raw.layers = append(raw.layers, rawLayer{diffID: id, open: l.Uncompressed})
+	for i, l := range layers {
+		raw.layers = append(raw.layers, rawLayer{diffID: cfg.RootFS.DiffIDs[i], open: l.Uncompressed})
 	}
 	return raw, nil
 }

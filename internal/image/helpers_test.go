@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -50,3 +51,5 @@ func archiveFiles(t *testing.T, archive string) map[string]string {
 	}
 	return files
 }
+
+func quiet() *log.Logger { return log.New(io.Discard, "", 0) }
