@@ -170,7 +170,7 @@ func copyFrom(w io.Writer, name string) error {
 	if err != nil {
 		return err
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }() // only read, nothing can be lost
 	_, err = io.Copy(w, file)
 	return err
 }

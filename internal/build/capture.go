@@ -252,12 +252,12 @@ func copyTree(ctx context.Context, root, target string, entries []entry) error {
 	if err != nil {
 		return fmt.Errorf("copy source: %w", err)
 	}
-	defer from.Close()
+	defer func() { _ = from.Close() }() // folders: nothing can be lost
 	to, err := os.OpenRoot(target)
 	if err != nil {
 		return fmt.Errorf("copy source: %w", err)
 	}
-	defer to.Close()
+	defer func() { _ = to.Close() }() // as above
 	for _, e := range entries {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -291,7 +291,7 @@ func copyFile(from, to *os.Root, e entry) error {
 	if err != nil {
 		return err
 	}
-	defer in.Close()
+	defer func() { _ = in.Close() }() // only read, nothing can be lost
 	before, err := in.Stat()
 	if err != nil {
 		return err

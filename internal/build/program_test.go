@@ -19,7 +19,7 @@ func unpacked(t *testing.T, folder *bundle.Folder) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }() // only read, nothing can be lost
 	dir := filepath.Join(t.TempDir(), "program")
 	if err := bundle.UnpackProgram(file, folder.Manifest.Program.Digest, dir); err != nil {
 		t.Fatal(err)

@@ -30,7 +30,7 @@ func Open(dir string) (*Folder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open bundle: %w", err)
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }() // only read, nothing can be lost
 	data, err := io.ReadAll(io.LimitReader(file, MaxManifestBytes+1))
 	if err != nil {
 		return nil, fmt.Errorf("read bundle manifest: %w", err)
@@ -78,7 +78,7 @@ func DigestFile(name string) (string, int64, error) {
 	if err != nil {
 		return "", 0, fmt.Errorf("hash: %w", err)
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }() // only read, nothing can be lost
 	hash := sha256.New()
 	size, err := io.Copy(hash, file)
 	if err != nil {

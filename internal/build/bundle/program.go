@@ -70,7 +70,7 @@ func packFile(archive *tar.Writer, file ProgramFile) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		defer f.Close()
+		defer func() { _ = f.Close() }() // only read, nothing can be lost
 		info, err := f.Stat()
 		if err != nil {
 			return 0, err
@@ -109,7 +109,7 @@ func UnpackProgram(r io.Reader, digest, dir string) (err error) {
 	if err != nil {
 		return fmt.Errorf("unpack program: %w", err)
 	}
-	defer os.RemoveAll(temporary)
+	defer func() { _ = os.RemoveAll(temporary) }() // gone already after the rename
 	hash := sha256.New()
 	limited := &io.LimitedReader{R: io.TeeReader(r, hash), N: MaxObjectBytes + 1}
 	if err := unpackInto(limited, temporary); err != nil {
@@ -136,7 +136,7 @@ func publish(temporary, dir string) error {
 	if err != nil {
 		return err
 	}
-	defer folder.Close()
+	defer func() { _ = folder.Close() }() // synced below
 	if err := unix.Syncfs(int(folder.Fd())); err != nil {
 		return os.NewSyscallError("syncfs", err)
 	}
@@ -151,7 +151,7 @@ func unpackInto(r io.Reader, dir string) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }() // a folder: nothing can be lost
 	decompressor, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(zstdWindow))
 	if err != nil {
 		return err
