@@ -4,11 +4,11 @@ import "helmr.dev/helmr/internal/session"
 
 const (
 	rowColumns = `t.id, t.session_id, t.computer_id, t.sequence, t.status, t.process_epoch, t.processing_open, t.abort_reason, t.abort_at, t.output_bytes,
-		t.deadline_at, t.save_id, t.started_at`
+		t.messages, t.questions, t.deadline_at, t.save_id, t.started_at`
 
-	sqlInsert = `INSERT INTO turns (id, session_id, computer_id, sequence, status, source, input, processing_open, output_bytes, created_at)
-		VALUES (?, ?, ?, ?, 'queued', ?, ?, 0, 0, ?)`
-	sqlUpdate = `UPDATE turns SET status = ?, process_epoch = ?, processing_open = ?, abort_reason = ?, abort_at = ?, output_bytes = ?, deadline_at = ?,
+	sqlInsert = `INSERT INTO turns (id, environment_id, session_id, computer_id, sequence, status, source, input, processing_open, output_bytes, created_at)
+		VALUES (?, ?, ?, ?, ?, 'queued', ?, ?, 0, 0, ?)`
+	sqlUpdate = `UPDATE turns SET status = ?, process_epoch = ?, processing_open = ?, abort_reason = ?, abort_at = ?, output_bytes = ?, messages = ?, questions = ?, deadline_at = ?,
 		save_id = ?, started_at = ?, terminal_at = ? WHERE id = ?`
 	sqlEnd = `UPDATE turns SET result = COALESCE(?, result), response = COALESCE(?, response), error_code = ?, error_message = ?, completion_save_id = ? WHERE id = ?`
 	// A Turn that fails or is interrupted after it staged a response or recorded a result keeps the result hidden and drops the response.
@@ -25,7 +25,7 @@ const (
 	// and whether it owns a hold.
 	sqlUnitsFrom = `SELECT ` + session.Columns + `,
 		p.epoch, p.status, p.recovery, p.stop_reason, p.failure_reason, p.stopping_at, p.last_operation,
-		t.id, t.sequence, t.status, t.process_epoch, t.processing_open, t.abort_reason, t.abort_at, t.output_bytes, t.deadline_at, t.save_id, t.started_at,
+		t.id, t.sequence, t.status, t.process_epoch, t.processing_open, t.abort_reason, t.abort_at, t.output_bytes, t.messages, t.questions, t.deadline_at, t.save_id, t.started_at,
 		(SELECT COUNT(*) FROM holds h WHERE h.session_id = s.id AND h.released_at IS NULL)
 		FROM sessions s
 		LEFT JOIN session_processes p ON p.session_id = s.id AND p.status <> 'ended'

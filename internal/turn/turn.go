@@ -76,6 +76,7 @@ type row struct {
 	AbortReason               *string
 	AbortAt                   *int64
 	OutputBytes               int64
+	Messages, Questions       int64 // given so far
 	DeadlineAt                *int64
 	SaveID                    *string
 	StartedAt                 *int64

@@ -88,12 +88,13 @@ func scanUnit(sc func(...any) error) (*unit, error) {
 		t struct {
 			id, status, abort, save                        *string
 			sequence, epoch, abortAt, out, deadline, start *int64
+			messages, questions                            *int64
 			open                                           *int64
 		}
 		holds int64
 	)
 	s, err := session.Scan(sc, &p.epoch, &p.status, &p.recovery, &p.stopReason, &p.failReason, &p.stoppingAt, &p.last,
-		&t.id, &t.sequence, &t.status, &t.epoch, &t.open, &t.abort, &t.abortAt, &t.out, &t.deadline, &t.save, &t.start, &holds)
+		&t.id, &t.sequence, &t.status, &t.epoch, &t.open, &t.abort, &t.abortAt, &t.out, &t.messages, &t.questions, &t.deadline, &t.save, &t.start, &holds)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +105,7 @@ func scanUnit(sc func(...any) error) (*unit, error) {
 	}
 	if t.id != nil {
 		u.head = &row{ID: *t.id, SessionID: s.ID, ComputerID: s.ComputerID, Sequence: *t.sequence, Status: Status(*t.status), ProcessEpoch: t.epoch,
-			ProcessingOpen: *t.open == 1, AbortReason: t.abort, AbortAt: t.abortAt, OutputBytes: *t.out, DeadlineAt: t.deadline, SaveID: t.save, StartedAt: t.start}
+			ProcessingOpen: *t.open == 1, AbortReason: t.abort, AbortAt: t.abortAt, OutputBytes: *t.out, Messages: *t.messages, Questions: *t.questions, DeadlineAt: t.deadline, SaveID: t.save, StartedAt: t.start}
 	}
 	return u, nil
 }
@@ -112,7 +113,7 @@ func scanUnit(sc func(...any) error) (*unit, error) {
 func scanRow(sc func(...any) error) (*row, error) {
 	var t row
 	var open int
-	err := sc(&t.ID, &t.SessionID, &t.ComputerID, &t.Sequence, &t.Status, &t.ProcessEpoch, &open, &t.AbortReason, &t.AbortAt, &t.OutputBytes,
+	err := sc(&t.ID, &t.SessionID, &t.ComputerID, &t.Sequence, &t.Status, &t.ProcessEpoch, &open, &t.AbortReason, &t.AbortAt, &t.OutputBytes, &t.Messages, &t.Questions,
 		&t.DeadlineAt, &t.SaveID, &t.StartedAt)
 	t.ProcessingOpen = open == 1
 	return &t, err
@@ -153,7 +154,7 @@ func (w *work) store(t *row) error {
 	if t.ProcessingOpen {
 		open = 1
 	}
-	_, err := w.tx.Exec(sqlUpdate, string(t.Status), t.ProcessEpoch, open, t.AbortReason, t.AbortAt, t.OutputBytes, t.DeadlineAt, t.SaveID, t.StartedAt, t.terminalAt, t.ID)
+	_, err := w.tx.Exec(sqlUpdate, string(t.Status), t.ProcessEpoch, open, t.AbortReason, t.AbortAt, t.OutputBytes, t.Messages, t.Questions, t.DeadlineAt, t.SaveID, t.StartedAt, t.terminalAt, t.ID)
 	if err != nil {
 		return fmt.Errorf("update turn: %w", err)
 	}
