@@ -32,13 +32,17 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 		// No ReadTimeout and WriteTimeout: uploads and streams last; each body and each answer has a deadline of its own.
 	}
-	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(ln) }()
+	var failure error // read after done
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		failure = srv.Serve(ln)
+	}()
 	select {
-	case err := <-failed:
+	case <-done:
 		s.stop()
 		s.stopLate()
-		return fmt.Errorf("serve HTTP: %w", err)
+		return fmt.Errorf("serve HTTP: %w", failure)
 	case <-ctx.Done():
 	}
 	s.stop()
@@ -53,6 +57,6 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		}
 		s.log.Warn("requests were still open when the server stopped", "waited", drainPeriod.String())
 	}
-	_ = <-failed // http.ErrServerClosed
+	<-done // with http.ErrServerClosed
 	return nil
 }

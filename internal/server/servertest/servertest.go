@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -80,7 +81,12 @@ func Start(t testing.TB, d *db.DB, change func(*server.Config)) *Server {
 	var run context.Context
 	run, s.stop = context.WithCancel(ctx)
 	go func() { s.stopped <- s.Serve(run, ln) }()
-	t.Cleanup(func() { _ = s.Stop() })
+	t.Cleanup(func() {
+		_ = s.Stop()
+		if t.Failed() {
+			log.show(t)
+		}
+	})
 	return s
 }
 
@@ -253,6 +259,15 @@ func (l *Log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
+}
+
+// show writes the errors among the lines into the test's own log.
+func (l *Log) show(t testing.TB) {
+	for line := range strings.Lines(l.String()) {
+		if strings.Contains(line, `"level":"ERROR"`) {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
 }
 
 // String gives everything logged so far.
