@@ -107,7 +107,7 @@ export class TurnRun {
       this.response = this.response === undefined ? "" : `,"response":${this.response}`
       await this.drain()
       if (this.cancellation.reason !== undefined) return "aborted"
-      fields = `${json === undefined ? "" : `,"result":${json}`}${this.response}`
+      fields = `,"result":${json}${this.response}`
     } catch (error) {
       this.returned = true
       if (this.cancellation.reason !== undefined) return "aborted"
@@ -208,9 +208,9 @@ function quiet<T>(promise: Promise<T>): Promise<T> {
   return promise
 }
 
-/** JSON text of what the handler returned, undefined for nothing. Throws TurnFailure. */
-function encodeResult(result: unknown): string | undefined {
-  if (result === undefined) return undefined
+/** JSON text of what the handler returned; a handler that returns nothing has the result null. Throws TurnFailure. */
+function encodeResult(result: unknown): string {
+  if (result === undefined) return "null"
   let json: string
   try {
     json = encodeJson(result)

@@ -13,8 +13,8 @@ export interface SourceDirectory {
 
 /** Names parts of the project that an image copies. */
 export const source = Object.freeze({
-  file: (path: string): SourceFile => mark(Object.freeze({ kind: "file", path: projectPath("source.file: path", path) } as const), "source"),
-  directory: (path: string): SourceDirectory => mark(Object.freeze({ kind: "directory", path: projectPath("source.directory: path", path) } as const), "source"),
+  file: (path: string): SourceFile => Object.freeze(mark({ kind: "file", path: projectPath("source.file: path", path) } as const, "source")),
+  directory: (path: string): SourceDirectory => Object.freeze(mark({ kind: "directory", path: projectPath("source.directory: path", path) } as const, "source")),
 })
 
 /** A literal path from the project root: relative, POSIX, without `..`. A leading `./` is dropped; `.` is the root. */

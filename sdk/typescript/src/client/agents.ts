@@ -3,13 +3,13 @@ import { segment, type Http, type RequestOptions } from "./http.js"
 import { pages, type CursorPage, type PagePromise, type PageQuery } from "./page.js"
 import { fromWire } from "./wire.js"
 
-/** What a Deployment says about an Agent. Periods are durations such as "7d", or "never". */
+/** What a Deployment says about an Agent. Periods are milliseconds; null means never. */
 export interface AgentDefinitionInfo {
   readonly deploymentId: string
   readonly template: string
-  readonly maxTurnDuration?: string
-  readonly closeAfterIdle: string
-  readonly hibernateAfterIdle: string
+  readonly maxTurnDuration?: number
+  readonly closeAfterIdle: number | null
+  readonly hibernateAfterIdle: number | null
   readonly triggers: readonly AgentTriggerInfo[]
 }
 

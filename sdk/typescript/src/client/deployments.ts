@@ -16,7 +16,7 @@ export interface DeploymentListItem {
 
 export interface Deployment extends DeploymentListItem {
   readonly agents: readonly (Omit<AgentDefinitionInfo, "deploymentId"> & { readonly id: string })[]
-  readonly templates: readonly (Pick<TemplateListItem, "resources"> & Readonly<Record<string, unknown>>)[]
+  readonly templates: readonly (Pick<TemplateListItem, "resources"> & { readonly id: string })[]
 }
 
 export interface Promotion {

@@ -67,6 +67,11 @@ export interface SessionControlReceipt {
   readonly status: "accepted"
 }
 
+/** The receipt of an interrupt or resume names its hold. */
+export interface SessionHoldReceipt extends SessionControlReceipt {
+  readonly holdId: string
+}
+
 export interface SessionListQuery extends PageQuery {
   readonly status?: SessionStatus | readonly SessionStatus[]
   readonly agentId?: string
@@ -93,6 +98,10 @@ export interface SessionRef {
   get(options?: RequestOptions): Promise<Session>
   /** Queues input as a new Turn. */
   enqueue(request: Control & { readonly input: InputContent }, options?: RequestOptions): Promise<EnqueueReceipt>
+  /** Aborts the running Turns of the Session and the Sessions it owns, and holds their queues until resumed. */
+  interrupt(request?: Control, options?: RequestOptions): Promise<SessionHoldReceipt>
+  /** Releases one hold of this Session. */
+  resume(request: Control & { readonly holdId: string }, options?: RequestOptions): Promise<SessionHoldReceipt>
   /** Refuses new Turns and ends the Session when accepted work is done. */
   close(request?: Control, options?: RequestOptions): Promise<SessionControlReceipt>
   /** Ends the Session and the Sessions it owns now. */
@@ -142,6 +151,9 @@ function sessionRef(http: Http, id: string, get: Sessions["get"]): SessionRef {
     get: (options) => get(id, options),
     enqueue: async ({ input, idempotencyKey }, options) =>
       (await post("enqueue", { input, idempotency_key: idempotencyKey }, options)) as EnqueueReceipt,
+    interrupt: control("interrupt") as SessionRef["interrupt"],
+    resume: async ({ holdId, idempotencyKey }, options) =>
+      (await post("resume", { hold_id: holdId, idempotency_key: idempotencyKey }, options)) as SessionHoldReceipt,
     close: control("close"),
     cancel: control("cancel"),
   }
