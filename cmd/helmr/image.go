@@ -13,7 +13,7 @@ import (
 func imageCommand() *cobra.Command {
 	return groupCommand("image", "Keep base images for builds on this machine", `  helmr image base
   helmr image import debian:bookworm-slim ./debian.tar
-  helmr image list`, imageImportCommand(), imageListCommand(), imageRemoveCommand(), imageBaseCommand())
+  helmr image list`, imageImportCommand(), imageListCommand(), imageRemoveCommand(), imageBaseCommand(), imagePruneCommand())
 }
 
 // openImages opens the store that builds use.
@@ -141,6 +141,31 @@ takes a minute.`,
 	}
 	command.Flags().BoolVar(&force, "force", false, "make it again, with the packages of today")
 	return command
+}
+
+func imagePruneCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "prune",
+		Short: "Remove what builds have cached",
+		Long: `Removes what the next builds make again by themselves: finished image archives, the layers that buildah keeps, and copies
+of images from registries. Images that were imported or made here stay.`,
+		Example: "  helmr image prune", Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			dir, err := image.CacheDir()
+			if err != nil {
+				return err
+			}
+			if err := image.Prune(cmd.Context(), dir); err != nil {
+				return imageError(err)
+			}
+			if jsonWanted(cmd) {
+				return printJSON(cmd.OutOrStdout(), map[string]any{"pruned": dir})
+			}
+			w := newText(cmd.OutOrStdout())
+			w.line("removed the build caches in %s", dir)
+			return w.flush()
+		},
+	}
 }
 
 func showImage(cmd *cobra.Command, what string, e image.Entry) error {

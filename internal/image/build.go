@@ -68,6 +68,7 @@ func Build(ctx context.Context, o Options) (Built, error) {
 			return Built{}, err
 		}
 	}
+	removeOld(filepath.Join(o.CacheDir, "build-*"))
 	work, err := os.MkdirTemp(o.CacheDir, "build-*")
 	if err != nil {
 		return Built{}, fmt.Errorf("build image %q: %w", key, err)

@@ -151,6 +151,23 @@ func TestBuildEveryStep(t *testing.T) {
 	}
 }
 
+func TestPruneKeepsWhatWasImported(t *testing.T) {
+	t.Parallel()
+	cache := tiny(t, "24.1.0")
+	d := from(Step{Op: OpRun, Argv: []string{"sh", "-c", "echo x > /x"}})
+	first, err := build(t, cache, t.TempDir(), d)
+	must(t, err)
+	must(t, Prune(t.Context(), cache))
+	if left, _ := filepath.Glob(filepath.Join(cache, "archives", "*")); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+	again, err := build(t, cache, t.TempDir(), d)
+	must(t, err)
+	if again.Digest != first.Digest {
+		t.Errorf("after a prune: %s instead of %s", again.Digest, first.Digest)
+	}
+}
+
 func TestBuildRefusesAnImageWithoutNode(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[string]string{"20.9.1": "has Node.js 20.9.1, and Agents need 22 or later", "": "does not run Node.js"} {

@@ -22,10 +22,9 @@ import (
 
 // Bounds of one entry of a layer.
 const (
-	maxNameBytes  = 255
-	maxPathBytes  = 3500
-	maxPathDepth  = 128
-	maxXattrBytes = 64 << 10
+	maxNameBytes = 255
+	maxPathBytes = 3500
+	maxPathDepth = 128
 )
 
 // budget is what is left of an archive's limits, shared by its layers.
@@ -237,20 +236,6 @@ func newNode(h *tar.Header) (*node, error) {
 	default:
 		return nil, invalid("%q is of the unknown kind %q", h.Name, h.Typeflag)
 	}
-	total := 0
-	for k, v := range h.PAXRecords {
-		name, ok := strings.CutPrefix(k, xattrRecord)
-		if !ok || !keepXattr(name) || n.kind == kindPipe {
-			continue
-		}
-		if total += len(name) + len(v); total > maxXattrBytes || len(name) > maxNameBytes || strings.ContainsRune(name, 0) {
-			return nil, invalid("%q has too many extended attributes", h.Name)
-		}
-		if n.xattrs == nil {
-			n.xattrs = map[string]string{}
-		}
-		n.xattrs[name] = v
-	}
 	return n, nil
 }
 
@@ -279,19 +264,7 @@ func (s *spool) store(n *node, r io.Reader) (string, error) {
 	if err := unix.Fchmod(fd, n.mode); err != nil {
 		return "", fmt.Errorf("set mode: %w", err)
 	}
-	for k, v := range n.xattrs {
-		if err := unix.Fsetxattr(fd, k, []byte(v), 0); err != nil {
-			return "", xattrError(k, err)
-		}
-	}
 	return name, unix.Futimes(fd, timevals(n.mtime))
-}
-
-func xattrError(name string, err error) error {
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ERANGE) || errors.Is(err, unix.E2BIG) {
-		return invalid("the extended attribute %s is refused: %v", name, err)
-	}
-	return fmt.Errorf("set extended attribute %s: %w", name, err)
 }
 
 func timevals(t time.Time) []unix.Timeval {

@@ -65,7 +65,23 @@ func OpenStore(cacheDir string) (*Store, error) {
 	if _, err := newBlobDir(s.dir); err != nil {
 		return nil, err
 	}
+	removeOld(filepath.Join(s.dir, ".import-*"), filepath.Join(s.dir, ".base-*"))
 	return s, nil
+}
+
+// leftoverAge is how old a temporary folder is when its process must have died.
+const leftoverAge = 24 * time.Hour
+
+// removeOld removes temporary folders that a crash left. That it cannot must not stop anybody's work.
+func removeOld(patterns ...string) {
+	for _, p := range patterns {
+		found, _ := filepath.Glob(p)
+		for _, dir := range found {
+			if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > leftoverAge {
+				_ = os.RemoveAll(dir)
+			}
+		}
+	}
 }
 
 // Dir is the store's folder, an OCI layout.

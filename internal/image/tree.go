@@ -27,7 +27,6 @@ type node struct {
 	mode     uint32
 	uid, gid int
 	mtime    time.Time
-	xattrs   map[string]string
 	// target of a symbolic link: text, followed within the tree only.
 	target string
 	// data is the spooled file with a regular file's content; after the first place has taken it, placed is set.
@@ -211,11 +210,6 @@ func (w *treeWriter) fill(fd int, p string, n *node, depth int) error {
 	}
 	if err := unix.Fchmod(fd, n.mode); err != nil {
 		return fmt.Errorf("set mode of %q: %w", p, err)
-	}
-	for k, v := range n.xattrs {
-		if err := unix.Fsetxattr(fd, k, []byte(v), 0); err != nil {
-			return xattrError(k, err)
-		}
 	}
 	if err := unix.Futimes(fd, timevals(n.mtime)); err != nil {
 		return fmt.Errorf("set time of %q: %w", p, err)

@@ -44,8 +44,9 @@ var defaultLimits = limits{bytes: 16 << 30, entries: 1_000_000, metadata: 4 << 2
 
 // Unpack turns an image archive, which is not trusted, into one read-only EROFS file and gives the image's
 // configuration. The file appears whole or not at all; temporary files lie in a private folder beside it. Owners, modes
-// with set-id bits, extended attributes, times, hard links and pipes are kept; device files are left out, since a
-// Computer has its own. Equal archives give equal files. It needs root and mkfs.erofs.
+// with set-id bits, times, hard links and pipes are kept. Device files are left out, since a Computer has its own, and
+// extended attributes, since gVisor cannot open an EROFS file that has any. Equal archives give equal files. It needs
+// root and mkfs.erofs.
 func Unpack(ctx context.Context, archive, out string) (Config, error) {
 	tmp, err := os.MkdirTemp(filepath.Dir(out), ".unpack-*")
 	if err != nil {
@@ -110,7 +111,7 @@ func unpack(ctx context.Context, archive, out, tmp string, lim limits) (Config, 
 // makeErofs writes root as an EROFS file. gVisor reads no inline data. Times are those of the files: with this epoch,
 // which is later than all of them, nothing of the moment gets into the file.
 func makeErofs(ctx context.Context, root, tmp, out string) error {
-	cmd := exec.CommandContext(ctx, "mkfs.erofs", "--quiet", "-E", "noinline_data", "--preserve-mtime", "-U", "68656c6d-7200-4000-8000-000000000000", tmp, root)
+	cmd := exec.CommandContext(ctx, "mkfs.erofs", "--quiet", "-x-1", "-E", "noinline_data", "--preserve-mtime", "-U", "68656c6d-7200-4000-8000-000000000000", tmp, root)
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=4102444800", "LC_ALL=C")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		if errors.Is(err, exec.ErrNotFound) {

@@ -187,26 +187,19 @@ func TestUnpackIsDeterministic(t *testing.T) {
 	}
 }
 
-func TestUnpackKeepsXattrsAndHardLinks(t *testing.T) {
+// gVisor refuses to open a file of EROFS that has extended attributes.
+func TestUnpackDropsXattrsAndKeepsHardLinks(t *testing.T) {
 	t.Parallel()
-	capability := make([]byte, 20)
-	binary.LittleEndian.PutUint32(capability, 0x02000001)
-	capability[4] = 1 << 5
 	h := tar.Header{Name: "ping", Mode: 0o755, PAXRecords: map[string]string{
-		xattrRecord + "security.capability": string(capability), xattrRecord + "user.note": "kept", xattrRecord + "trusted.x": "dropped",
+		xattrRecord + "security.capability": "\x01\x00\x00\x02\x20" + strings.Repeat("\x00", 15), xattrRecord + "user.note": "dropped",
 	}}
 	out := filepath.Join(t.TempDir(), "rootfs")
 	_, err := Unpack(t.Context(), archiveOf(t, layerOf(t, tarEntry{h, "x"}, special(tar.TypeLink, "d/again", "ping"))), out)
 	must(t, err)
 	text, err := exec.Command("dump.erofs", "--path=/ping", out).CombinedOutput()
 	must(t, err)
-	if !strings.Contains(string(text), "Links: 2") || strings.Contains(string(text), "Xattr size: 0") {
+	if !strings.Contains(string(text), "Links: 2") || !strings.Contains(string(text), "Xattr size: 0") {
 		t.Errorf("dump.erofs says\n%s", text)
-	}
-	image, err := os.ReadFile(out)
-	must(t, err)
-	if !bytes.Contains(image, capability) || !bytes.Contains(image, []byte("notekept")) || bytes.Contains(image, []byte("dropped")) {
-		t.Error("the extended attributes in the file are not those of the image")
 	}
 }
 
@@ -237,7 +230,6 @@ func TestUnpackRefusesHostileArchives(t *testing.T) {
 		"owner":              {[]rawLayer{layerOf(t, tarEntry{tar.Header{Name: "x", Uid: 1 << 33}, ""})}, "owner"},
 		"link without end":   {[]rawLayer{layerOf(t, special(tar.TypeSymlink, "x", ""))}, "no usable target"},
 		"odd kind":           {[]rawLayer{layerOf(t, special('Z', "x", ""))}, "unknown kind"},
-		"big xattr":          {[]rawLayer{layerOf(t, tarEntry{tar.Header{Name: "x", PAXRecords: map[string]string{xattrRecord + "user.a": strings.Repeat("v", maxXattrBytes+1)}}, ""})}, "extended attributes"},
 		"no tar": {[]rawLayer{{open: func() (io.ReadCloser, error) {
 			return io.NopCloser(strings.NewReader(strings.Repeat("junk", 512))), nil
 		}}}, "no valid tar"},
