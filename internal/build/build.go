@@ -46,19 +46,14 @@ func Run(ctx context.Context, options Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	work, err := os.MkdirTemp("", "helmr-build-")
+	b, err := newBuilder(root, output, progress)
 	if err != nil {
-		return Result{}, fmt.Errorf("make a temporary folder: %w", err)
+		return Result{}, err
 	}
-	// MkdirTemp may have gone through a link; the bundler and Node.js report real paths.
-	if work, err = filepath.EvalSymlinks(work); err != nil {
-		return Result{}, fmt.Errorf("make a temporary folder: %w", err)
-	}
-	defer func() { _ = os.RemoveAll(work) }() // a file that cannot be removed must not hide the result
-	b := &builder{root: root, output: output, work: work, progress: progress}
+	defer b.close()
 	folder, err := b.run(ctx)
 	if errors.Is(err, syscall.ENOSPC) {
-		return Result{}, problem("disk", "Make room, or set TMPDIR to a folder on a larger disk", "no space is left where the build writes (%s, %s): %v", work, filepath.Dir(output), err)
+		return Result{}, problem("disk", "Make room, or set TMPDIR to a folder on a larger disk", "no space is left where the build writes (%s, %s): %v", b.work, filepath.Dir(output), err)
 	}
 	if err != nil {
 		return Result{}, err
@@ -87,10 +82,12 @@ func places(options Options) (root, output string, err error) {
 	return root, output, nil
 }
 
-// builder is one build on its way.
+// builder is one build on its way. Everything it makes before the bundle is in work, which only the user who builds
+// can enter, except for what another user must reach to install packages: that is in shared, beside it.
 type builder struct {
-	root, output, work string
-	progress           Progress
+	root, output string
+	work, shared string
+	progress     Progress
 
 	node     node
 	source   string // the captured project, never changed
@@ -101,6 +98,26 @@ type builder struct {
 	program  []bundle.ProgramFile
 	images   []builtImage
 }
+
+// newBuilder makes the temporary folders of a build; close removes them.
+func newBuilder(root, output string, progress Progress) (*builder, error) {
+	shared, err := os.MkdirTemp("", "helmr-build-")
+	if err != nil {
+		return nil, fmt.Errorf("make a temporary folder: %w", err)
+	}
+	b := &builder{root: root, output: output, shared: shared, progress: progress}
+	// The way there may go over a link; the bundler and Node.js report real paths.
+	if b.shared, err = filepath.EvalSymlinks(shared); err == nil {
+		b.work = filepath.Join(b.shared, "private")
+		err = os.Mkdir(b.work, 0o700)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make a temporary folder: %w", err), os.RemoveAll(shared))
+	}
+	return b, nil
+}
+
+func (b *builder) close() { _ = os.RemoveAll(b.shared) } // a file that cannot be removed must not hide the result
 
 func (b *builder) run(ctx context.Context) (*bundle.Folder, error) {
 	for _, step := range []func(context.Context) error{b.capture, b.evaluate, b.install, b.makeIndex, b.buildImages} {
@@ -149,18 +166,17 @@ func (b *builder) install(ctx context.Context) error {
 	}
 	return b.progress.step(StepInstall, "Installing dependencies", func(r reporter) (string, error) {
 		// Images copy from the source as it was captured, so packages go into a copy.
-		b.tree = filepath.Join(b.work, "tree")
-		if err := os.Mkdir(b.tree, 0o755); err != nil {
+		b.tree = filepath.Join(b.shared, "tree")
+		if err := os.Mkdir(b.tree, 0o700); err != nil {
 			return "", fmt.Errorf("install dependencies: %w", err)
 		}
 		if err := copyTree(ctx, b.source, b.tree, b.captured.entries); err != nil {
 			return "", err
 		}
-		// The work folder is private; whoever installs must be able to pass through it.
-		if err := os.Chmod(b.work, 0o711); err != nil {
+		if err := os.Chmod(b.shared, 0o711); err != nil {
 			return "", fmt.Errorf("install dependencies: %w", err)
 		}
-		return strings.Join(argv, " "), install(ctx, argv, b.tree, b.work, r)
+		return strings.Join(argv, " "), install(ctx, argv, b.tree, b.shared, r)
 	})
 }
 

@@ -80,14 +80,12 @@ func (r *recorder) warnings() string {
 // prepared runs the steps of a build before its images.
 func prepared(t *testing.T, dir string) (*builder, *recorder, error) {
 	t.Helper()
-	// Not t.TempDir, whose parents are private: as root, packages are installed by another user.
-	work, err := os.MkdirTemp("", "helmr-build-test-")
+	r := &recorder{}
+	b, err := newBuilder(dir, filepath.Join(t.TempDir(), "out", "bundle"), r.progress)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(work) })
-	r := &recorder{}
-	b := &builder{root: dir, output: filepath.Join(t.TempDir(), "out", "bundle"), work: work, progress: r.progress}
+	t.Cleanup(b.close)
 	for _, step := range []func(context.Context) error{b.capture, b.evaluate, b.install, b.makeIndex} {
 		if err := step(t.Context()); err != nil {
 			return b, r, err

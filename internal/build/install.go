@@ -132,7 +132,7 @@ const nobody = 65534
 
 // install runs the command in tree, a copy of the source of its own. As root it runs as nobody with an empty home;
 // otherwise as the user who builds, with their home, so that their package cache and registry logins work.
-func install(ctx context.Context, argv []string, tree, work string, r reporter) error {
+func install(ctx context.Context, argv []string, tree, shared string, r reporter) error {
 	name, err := exec.LookPath(argv[0])
 	if err != nil {
 		return problem(argv[0], "Install it, or set build.installCommand in helmr.config.ts", "the project's package manager is not on the PATH")
@@ -141,10 +141,10 @@ func install(ctx context.Context, argv []string, tree, work string, r reporter) 
 	command.Dir = tree
 	home, err := os.UserHomeDir()
 	if err != nil {
-		home = work
+		home = shared
 	}
 	if os.Geteuid() == 0 {
-		if home, err = giveToNobody(tree, work); err != nil {
+		if home, err = giveToNobody(tree, shared); err != nil {
 			return err
 		}
 		command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
@@ -165,8 +165,8 @@ func install(ctx context.Context, argv []string, tree, work string, r reporter) 
 }
 
 // giveToNobody makes the tree and a new home the property of nobody.
-func giveToNobody(tree, work string) (string, error) {
-	home := filepath.Join(work, "home")
+func giveToNobody(tree, shared string) (string, error) {
+	home := filepath.Join(shared, "home")
 	if err := os.Mkdir(home, 0o700); err != nil {
 		return "", fmt.Errorf("prepare installation: %w", err)
 	}

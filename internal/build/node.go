@@ -49,22 +49,44 @@ func (n node) run(ctx context.Context, log func(string), dir string, env []strin
 	return runCommand(ctx, command, log)
 }
 
+// outputGrace is how long output is awaited from what a program started and its process group no longer holds.
+const outputGrace = time.Second
+
 // runCommand runs a program in a process group of its own, which ends as a whole with the program or with ctx.
 func runCommand(ctx context.Context, command *exec.Cmd, log func(string)) error {
-	output := &lineWriter{log: log}
-	command.Stdout, command.Stderr = output, output
+	read, write, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("start %s: %w", filepath.Base(command.Path), err)
+	}
+	defer func() { _ = read.Close() }() // closed already, except after an error
+	command.Stdout, command.Stderr = write, write
 	if command.SysProcAttr == nil {
 		command.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	command.SysProcAttr.Setpgid = true
 	command.Cancel = func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGKILL) }
-	command.WaitDelay = 5 * time.Second
-	if err := command.Start(); err != nil {
+	err = command.Start()
+	if cerr := write.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
 		return fmt.Errorf("start %s: %w", filepath.Base(command.Path), err)
 	}
-	err := command.Wait()
+	output := &lineWriter{log: log}
+	copied := make(chan struct{})
+	go func() {
+		defer close(copied)
+		_, _ = io.Copy(output, read) // ends with the writers, or when read is closed below
+	}()
+	err = command.Wait()
 	// What the program left running belongs to the build and ends with it.
 	_ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL) // usually nothing is left
+	select {
+	case <-copied:
+	case <-time.After(outputGrace):
+		_ = read.Close()
+		<-copied
+	}
 	output.flush()
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"helmr.dev/helmr/internal/build/bundle"
 )
@@ -20,6 +23,34 @@ func workFolders(t *testing.T, temporary string) []string {
 		t.Fatal(err)
 	}
 	return left
+}
+
+// ended waits for the end of a process that was killed.
+func ended(t *testing.T, text string) {
+	t.Helper()
+	pid, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }() // of no use any more
+	const patience = 30_000
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, patience)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if n != 1 || err != nil {
+			t.Errorf("process %d still runs (%v)", pid, err)
+		}
+		return
+	}
 }
 
 func TestSpec_13_01_ExistingTargetIsRefused(t *testing.T) {
@@ -73,9 +104,7 @@ await new Promise(() => {})`)
 	if pid == "" {
 		t.Fatal("the module was not run")
 	}
-	if state, err := os.ReadFile("/proc/" + pid + "/stat"); err == nil && !strings.Contains(string(state), ") Z ") {
-		t.Errorf("the child still runs: %s", state)
-	}
+	ended(t, pid)
 	if left := workFolders(t, temporary); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
@@ -138,4 +167,26 @@ export const one = agent({ id: "one", template: box, turn: () => null })`)
 			t.Log(text)
 		})
 	}
+}
+
+func TestWhatAModuleLeavesRunningIsKilled(t *testing.T) {
+	t.Parallel()
+	// The child holds standard output, so a build that waited for the end of output would wait for the child.
+	b, r, err := prepared(t, project(t, "agents/one.ts", agentModule("one", "box")+`
+import { spawn } from "node:child_process"
+const child = spawn("sleep", ["600"], { stdio: "inherit" })
+console.log("started " + child.pid)`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(b.index.plan.Agents) != 1 {
+		t.Errorf("%+v", b.index.plan)
+	}
+	for _, e := range r.events {
+		if pid, ok := strings.CutPrefix(e.Message, "started "); ok {
+			ended(t, pid)
+			return
+		}
+	}
+	t.Error("the module was not run")
 }
