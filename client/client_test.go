@@ -20,7 +20,7 @@ import (
 	"helmr.dev/helmr/internal/server/servertest"
 )
 
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 var hello = json.RawMessage(`[{"type":"text","text":"hello"}]`)
 

@@ -144,3 +144,60 @@ type EventPage struct {
 	HasMore       bool    `json:"has_more"`
 	RetainedAfter int64   `json:"retained_after"`
 }
+
+// SendRequest gives live data to a Session: to the running Turn if that takes Messages, otherwise as a new Turn.
+type SendRequest struct {
+	Data           json.RawMessage `json:"data"`
+	IdempotencyKey string          `json:"idempotency_key,omitempty" minLength:"1"`
+}
+
+// SendReceipt answers SendRequest: which of the two it became. MessageID stands with kind "messaged" only.
+type SendReceipt struct {
+	ID        string `json:"id"`
+	Kind      string `json:"kind" enum:"enqueued,messaged"`
+	TurnID    string `json:"turn_id"`
+	MessageID string `json:"message_id,omitempty"`
+}
+
+// MessageRequest gives data to one running Turn.
+type MessageRequest struct {
+	Data           json.RawMessage `json:"data"`
+	IdempotencyKey string          `json:"idempotency_key,omitempty" minLength:"1"`
+}
+
+// MessageReceipt answers MessageRequest. "accepted" does not say that the handler has seen it; the events do.
+type MessageReceipt struct {
+	ID        string `json:"id"`
+	TurnID    string `json:"turn_id"`
+	MessageID string `json:"message_id"`
+	Status    string `json:"status" enum:"accepted"`
+}
+
+// Question is a typed prompt that a running Turn put to a person.
+type Question struct {
+	ID                  string          `json:"id"`
+	SessionID           string          `json:"session_id"`
+	TurnID              string          `json:"turn_id"`
+	Status              string          `json:"status" enum:"pending,responded,cancelled"`
+	Prompt              json.RawMessage `json:"prompt,omitempty"`
+	AnswerControl       json.RawMessage `json:"answer_control,omitempty"`
+	Answer              json.RawMessage `json:"answer,omitempty"`
+	PayloadExpired      bool            `json:"payload_expired,omitempty"`
+	CreatedAt           Time            `json:"created_at"`
+	RespondedAt         *Time           `json:"responded_at,omitempty"`
+	CancelledAt         *Time           `json:"cancelled_at,omitempty"`
+	RespondedByUserID   string          `json:"responded_by_user_id,omitempty"`
+	RespondedByAPIKeyID string          `json:"responded_by_api_key_id,omitempty"`
+}
+
+// QuestionPage is one page of Questions, oldest first.
+type QuestionPage struct {
+	Questions  []Question `json:"questions"`
+	NextCursor string     `json:"next_cursor,omitempty"`
+}
+
+// RespondRequest answers a Question. The same ResponseID with the same answer is one response.
+type RespondRequest struct {
+	Answer     json.RawMessage `json:"answer"`
+	ResponseID string          `json:"response_id"`
+}
