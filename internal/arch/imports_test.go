@@ -44,6 +44,7 @@ var allowed = map[string]map[string]string{
 	"internal/build": {
 		"internal/build": "its parts", "internal/image": "builds the images of Templates", "internal/fault": "a refused manifest", "internal/id": "declared ids",
 		"sdk/typescript": "the SDK's sources, embedded, so that a project needs no copy to build against",
+		"runtime/node":   "the host program's sources, embedded, so that the binary needs no npm",
 	},
 	"cmd/helmr-guest": {"internal/guest": "it is the guest's main function and nothing else"},
 	"cmd/helmr":       {"*": "assembles every process"},
