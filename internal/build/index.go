@@ -93,7 +93,7 @@ func indexProgram(ctx context.Context, n node, tree, work string, c config, r re
 	for _, warning := range built.warnings {
 		r.warn("%s", warning)
 	}
-	if importer, ok := built.importers[configName]; ok {
+	if importer, ok := configImporter(built.importers); ok {
 		return index{}, problem(importer, "Move what both need into a module of its own", "imports %s, which runs on the machine that builds and is no part of a program", configName)
 	}
 	var report struct {
@@ -119,6 +119,18 @@ func indexProgram(ctx context.Context, n node, tree, work string, c config, r re
 		return index{}, err
 	}
 	return index{plan: plan, images: images, program: built.code, sdk: version}, nil
+}
+
+// configImporter finds a module that imports the configuration, also with a query or attributes, which the bundler
+// writes behind the path.
+func configImporter(importers map[string]string) (string, bool) {
+	for _, file := range sortedKeys(importers) {
+		rest, ok := strings.CutPrefix(file, configName)
+		if ok && (rest == "" || strings.ContainsAny(rest[:1], "?# ")) {
+			return importers[file], true
+		}
+	}
+	return "", false
 }
 
 // indexEnvironment is all that a module can read of the environment of the build: definitions must not depend on it.

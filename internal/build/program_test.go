@@ -265,3 +265,38 @@ func TestModulesDoNotSeeTheEnvironmentOfTheBuild(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestSpec_02_11_ConfigIsNoPartOfAProgram(t *testing.T) {
+	t.Parallel()
+	for name, code := range map[string]string{
+		"static": `import config from "../helmr.config.js"; console.log(config)`, "dynamic": `console.log(await import("../helmr.config.ts"))`,
+		"query": `import config from "../helmr.config.ts?again"; console.log(config)`, "required": `console.log(require("../helmr.config.ts"))`,
+		"linked": `import config from "./linked.ts"; console.log(config)`, "through another": `import { config } from "./lib/through.js"; console.log(config)`,
+		"re-exported": `export { default as config } from "../helmr.config.ts"`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := project(t, "agents/one.ts", agentModule("one", "box")+code,
+				"agents/lib/through.ts", "export const config = 1")
+			if name == "through another" {
+				write(t, dir, "agents/lib/through.ts", `export { default as config } from "../../helmr.config.ts"`)
+			}
+			if name == "linked" {
+				link(t, dir, "agents/linked.ts", "../helmr.config.ts")
+			}
+			_, _, err := prepared(t, dir)
+			refused(t, err, "agents/", "imports helmr.config.ts")
+		})
+	}
+}
+
+func TestRootCanBeIndexed(t *testing.T) {
+	t.Parallel()
+	b, _, err := prepared(t, project(t, "helmr.config.ts", "export default { dirs: ['.'] }", "root.ts", agentModule("root", "other")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if agents := b.index.plan.Agents; len(agents) != 2 || agents[1].Module != "root.ts" {
+		t.Errorf("%+v", agents)
+	}
+}
