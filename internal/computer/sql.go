@@ -45,3 +45,14 @@ const (
 	sqlSaveManifest   = `SELECT manifest_digest FROM saves WHERE id = ?`
 	sqlSaveUnfinished = `SELECT COUNT(*) FROM saves WHERE computer_id = ? AND status IN ('requested', 'captured')`
 )
+
+// Reserved storage of an Environment.
+const (
+	sqlReserve = `UPDATE environment_reservations SET reserved_mib = reserved_mib + ? WHERE environment_id = ?
+		AND (reserved_mib + ?) * 1048576 <= (SELECT e.max_reserved_storage_bytes FROM environments e WHERE e.id = environment_id)`
+	sqlReservationCreate = `INSERT INTO environment_reservations (environment_id, reserved_mib) VALUES (?, 0) ON CONFLICT DO NOTHING`
+	sqlReservationLock   = `SELECT reserved_mib FROM environment_reservations WHERE environment_id = ? {lock}`
+	sqlReservationSet    = `UPDATE environment_reservations SET reserved_mib = ? WHERE environment_id = ?`
+	sqlReserved          = `SELECT (SELECT COALESCE(SUM(c.disk_mib), 0) FROM computers c WHERE c.environment_id = ? AND c.status <> 'deleted'), e.max_reserved_storage_bytes
+		FROM environments e WHERE e.id = ?`
+)

@@ -35,6 +35,11 @@ const (
 		SELECT h.id, h.session_id, h.scope, h.reason, h.created_at FROM holds h JOIN up ON up.id = h.session_id
 		WHERE h.released_at IS NULL AND (up.depth = 0 OR h.scope = 'subtree') ORDER BY h.id`
 
+	sqlCausalDepth = `WITH RECURSIVE up (id, cause) AS (
+			SELECT id, COALESCE(parent_session_id, requester_session_id) FROM sessions WHERE id = ?
+			UNION ALL SELECT s.id, COALESCE(s.parent_session_id, s.requester_session_id) FROM sessions s JOIN up ON s.id = up.cause)
+		SELECT COUNT(*) - 1 FROM up`
+
 	sqlProcessInsert = `INSERT INTO session_processes (session_id, epoch, computer_id, status, recovery, last_operation, created_at) VALUES (?, ?, ?, 'starting', ?, 0, ?)`
 	sqlProcessUpdate = `UPDATE session_processes SET status = ?, stop_reason = ?, failure_reason = ?, stopping_at = ?, last_operation = ?, ended_at = ? WHERE session_id = ? AND epoch = ?`
 	sqlProcessLive   = `SELECT session_id, epoch, computer_id, status, recovery, stop_reason, failure_reason, stopping_at, last_operation

@@ -287,3 +287,10 @@ func LiveProcess(tx *db.Tx, sessionID string) (*Process, error) {
 	}, sqlProcessLive, sessionID)
 	return p, err
 }
+
+// CausalDepth gives the number of Sessions above one in the chain of parents and requesters.
+func CausalDepth(tx *db.Tx, sessionID string) (int64, error) {
+	var n int64
+	_, err := tx.Get([]any{&n}, sqlCausalDepth, sessionID)
+	return n, err
+}

@@ -91,8 +91,8 @@ func (w *work) cancel(u *unit, data any) error {
 	if _, err := w.event(u, "", "session.cancel", data); err != nil {
 		return err
 	}
-	if u.busy() {
-		u.head.abort(AbortCancelled, w.now)
+	if _, err := w.abort(u, AbortCancelled); err != nil {
+		return err
 	}
 	if err := w.cancelQueued(u); err != nil {
 		return err
@@ -150,8 +150,8 @@ func (s *Service) Interrupt(ctx context.Context, environmentID string, by api.Ac
 		out.HoldID = holdID
 		stop := func(w *work, u *unit) error {
 			u.held = true
-			if u.busy() {
-				u.head.abort(AbortInterrupted, w.now)
+			if _, err := w.abort(u, AbortInterrupted); err != nil {
+				return err
 			}
 			return w.settle(u)
 		}

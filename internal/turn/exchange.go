@@ -153,6 +153,7 @@ func (w *work) lost() error {
 }
 
 func (w *work) lostSession(u *unit) error {
+	u.lost = true
 	unfinished := u.head != nil
 	if u.busy() {
 		if err := w.end(u, Interrupted, CodeComputerLost, "the Computer was lost while the Turn ran"); err != nil {

@@ -8,6 +8,7 @@ import (
 
 // exited records the end of u's process: as it was told, or as a failure that counts. A Turn that it was serving ends.
 func (x *exchange) exited(u *unit, e exit) error {
+	u.lost = true
 	if u.busy() && *u.head.ProcessEpoch == u.p.Epoch {
 		if err := x.exitedServing(u, e); err != nil {
 			return err

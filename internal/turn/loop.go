@@ -50,9 +50,11 @@ func (s *Service) deadlines(ctx context.Context) (time.Duration, error) {
 			if t := u.head; t == nil || t.Status != Running || t.DeadlineAt == nil || *t.DeadlineAt > w.now || !t.abort(AbortDeadline, w.now) {
 				return nil
 			}
-			_, err := w.event(u, u.head.ID, "session.deadline", map[string]string{"turn_id": u.head.ID})
+			if _, err := w.event(u, u.head.ID, "session.deadline", map[string]string{"turn_id": u.head.ID}); err != nil {
+				return err
+			}
 			computer.SignalWorker(w.tx, w.c)
-			return err
+			return w.cancelQuestions(u)
 		})
 		if err != nil {
 			return 0, fmt.Errorf("deadline of session %s: %w", sessionID, err)

@@ -21,7 +21,12 @@ type operation struct {
 	Result   json.RawMessage `json:"result"`
 	Response json.RawMessage `json:"response"`
 	Settled  bool            `json:"settled"`
-	Error    *struct {
+
+	MessageID  string          `json:"messageId"`
+	QuestionID string          `json:"questionId"`
+	Question   json.RawMessage `json:"question"`
+	Reason     string          `json:"reason"`
+	Error      *struct {
 		Code    string `json:"code"`
 		Message string `json:"message"`
 	} `json:"error"`
@@ -55,7 +60,7 @@ func (x *exchange) operations(ops *workerpb.ProcessOperations) error {
 			}
 			return nil
 		default:
-			line, err = x.apply(u, op)
+			line, err = x.apply(u, op, ops.GetOperations()[0].GetSequence())
 		}
 		if err != nil {
 			return err
@@ -101,17 +106,42 @@ func (x *exchange) acknowledgeOld(ops *workerpb.ProcessOperations, sequence int6
 	a := ack{Type: "ack", Seq: sequence}
 	if event != 0 {
 		a.Result = &ackResult{Sequence: event}
+		return json.Marshal(a)
+	}
+	var refused ackError
+	found, err := x.tx.Get([]any{&refused.Code, &refused.Message}, sqlRefusalGet, ops.GetSessionId(), ops.GetEpoch(), sequence)
+	if err != nil {
+		return nil, fmt.Errorf("read refusal: %w", err)
+	}
+	if found {
+		a.Error = &refused
 	}
 	return json.Marshal(a)
 }
 
+// refuse answers an operation with an error and keeps that, as the answer may be lost and the operation come again.
+// Operations before first have been acknowledged: their refusals are dropped.
+func (x *exchange) refuse(u *unit, a *ack, first int64, f *fault.Error) error {
+	a.Error = &ackError{Code: string(f.Code), Message: f.Message}
+	if _, err := x.tx.Exec(sqlRefusalForget, u.s.ID, u.p.Epoch, first); err != nil {
+		return fmt.Errorf("forget refusals: %w", err)
+	}
+	if _, err := x.tx.Exec(sqlRefusalInsert, u.s.ID, u.p.Epoch, a.Seq, a.Error.Code, a.Error.Message); err != nil {
+		return fmt.Errorf("keep refusal: %w", err)
+	}
+	return nil
+}
+
 // apply applies the next operation of a living process. A content error is answered to the process; it is no error here.
-func (x *exchange) apply(u *unit, op *workerpb.Operation) ([]byte, error) {
+// first is the lowest operation that the process waits for.
+func (x *exchange) apply(u *unit, op *workerpb.Operation, first int64) ([]byte, error) {
 	a := ack{Type: "ack", Seq: op.GetSequence()}
 	u.p.Applied(op.GetSequence())
 	var o operation
 	if err := json.Unmarshal(op.GetPayload(), &o); err != nil {
-		a.Error = &ackError{Code: string(fault.InvalidArguments), Message: "the operation is not valid JSON"}
+		if err := x.refuse(u, &a, first, fault.New(fault.InvalidArguments, "the operation is not valid JSON")); err != nil {
+			return nil, err
+		}
 		return json.Marshal(a)
 	}
 	result, err := x.perform(u, op.GetSequence(), &o)
@@ -119,7 +149,9 @@ func (x *exchange) apply(u *unit, op *workerpb.Operation) ([]byte, error) {
 		if f = fault.From(err); f.Code == fault.Internal {
 			return nil, err
 		}
-		a.Error = &ackError{Code: string(f.Code), Message: f.Message}
+		if err := x.refuse(u, &a, first, f); err != nil {
+			return nil, err
+		}
 	}
 	if result != 0 {
 		a.Result = &ackResult{Sequence: result}
@@ -151,9 +183,13 @@ func (x *exchange) perform(u *unit, sequence int64, o *operation) (int64, error)
 	case "output":
 		return x.output(u, sequence, o)
 	case "processing_closed":
-		t.ProcessingOpen = false
-		t.changed = true
-		return 0, nil
+		return 0, x.closeProcessing(u)
+	case "message_started", "message_delivered", "message_rejected":
+		return 0, x.messageOperation(u, o)
+	case "question":
+		return 0, x.ask(u, o)
+	case "question_withdrawn":
+		return 0, x.withdraw(u, o)
 	case "turn_result":
 		return 0, x.result(u, o)
 	case "turn_failed":
@@ -177,13 +213,10 @@ func (x *exchange) output(u *unit, sequence int64, o *operation) (int64, error) 
 	if err != nil {
 		return 0, err
 	}
-	t := u.head
-	if t.OutputBytes+int64(len(fragment)) > MaxOutputBytes {
-		return 0, fault.New(fault.ContentLimitExceeded, "the output and Questions of a Turn are at most %d bytes", MaxOutputBytes)
+	if err := u.spend(len(fragment)); err != nil {
+		return 0, err
 	}
-	t.OutputBytes += int64(len(fragment))
-	t.changed = true
-	return session.Append(x.tx, u.s, x.now, session.Event{TurnID: t.ID, Kind: "turn.output", Data: fragment, Epoch: u.p.Epoch, Operation: sequence})
+	return session.Append(x.tx, u.s, x.now, session.Event{TurnID: u.head.ID, Kind: "turn.output", Data: fragment, Epoch: u.p.Epoch, Operation: sequence})
 }
 
 // result records what the handler returned, sets the Turn finalizing and requests its Save, in this one transaction.
@@ -208,6 +241,12 @@ func (x *exchange) result(u *unit, o *operation) error {
 		if response, err = content.Check("response", o.Response); err != nil {
 			return x.finish(u, Failed, CodeDrainFailed, fault.From(err).Message)
 		}
+	}
+	if open, err := x.undrained(u); err != nil || open != "" {
+		if err != nil {
+			return err
+		}
+		return x.finish(u, Failed, CodeDrainFailed, open)
 	}
 	saveID, err := computer.RequestSave(x.tx, x.c, x.now)
 	if err != nil {
@@ -255,6 +294,7 @@ func (x *exchange) aborted(u *unit, settled bool) error {
 	if reason == nil {
 		return fault.New(fault.InvalidArguments, "the Turn was not aborted")
 	}
+	u.lost = !settled
 	if !settled && (*reason == AbortInterrupted || *reason == AbortCancelled) {
 		return x.cancellationFailed(u)
 	}

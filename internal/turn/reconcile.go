@@ -105,8 +105,8 @@ func (x *exchange) claim(u *unit) error {
 // emptyOut asks a process of a Computer that is being emptied to stop, after aborting its Turn.
 func (x *exchange) emptyOut(u *unit) error {
 	if u.busy() {
-		u.head.abort(AbortShutdown, x.now)
-		return nil
+		_, err := x.abort(u, AbortShutdown)
+		return err
 	}
 	if *x.c.Stopping == computer.StopUnused && u.runnable() {
 		x.c.Stopping = nil
@@ -174,7 +174,8 @@ func (x *exchange) wantStart(u *unit) error {
 	return nil
 }
 
-// wantTurn hands the running Turn to its process, unless the guest has it already, and its abort, if it has one.
+// wantTurn hands the running Turn to its process. Once the guest has it, what else there is to say about it follows: a
+// line about a Turn that the process does not know yet would be lost on it.
 func (x *exchange) wantTurn(u *unit, seen *workerpb.ObservedProcess) error {
 	t := u.head
 	if seen.GetTurnId() != t.ID {
@@ -188,13 +189,16 @@ func (x *exchange) wantTurn(u *unit, seen *workerpb.ObservedProcess) error {
 			return err
 		}
 		x.out.Deliveries = append(x.out.Deliveries, &workerpb.Delivery{SessionId: u.s.ID, Epoch: u.p.Epoch, TurnId: t.ID, Line: line})
+		return nil
+	}
+	if err := x.wantMessages(u); err != nil {
+		return err
+	}
+	if err := x.wantAnswers(u); err != nil {
+		return err
 	}
 	if t.AbortReason != nil {
-		line, err := json.Marshal(map[string]string{"type": "abort", "turnId": t.ID, "reason": *t.AbortReason})
-		if err != nil {
-			return err
-		}
-		x.out.Controls = append(x.out.Controls, &workerpb.Control{SessionId: u.s.ID, Epoch: u.p.Epoch, Key: "abort:" + t.ID, Line: line})
+		return x.tell(u, "abort:"+t.ID, map[string]string{"type": "abort", "turnId": t.ID, "reason": *t.AbortReason})
 	}
 	return nil
 }

@@ -103,6 +103,9 @@ func (s *Service) createRoot(tx *db.Tx, environmentID string, req api.SessionCre
 		return err
 	}
 	w := &work{tx: tx, now: now, c: c}
+	if req.ComputerID == "" {
+		w.newDiskMiB = c.DiskMiB
+	}
 	u := &unit{s: row}
 	w.units = []*unit{u}
 	t, err := w.admit(u, input, Source{Kind: "client"})
@@ -132,6 +135,7 @@ func (s *Service) computerFor(tx *db.Tx, now int64, environmentID, deploymentID,
 // admit queues input on u.
 func (w *work) admit(u *unit, input json.RawMessage, source Source) (*row, error) {
 	u.s.LastTurnSequence++
+	w.admissions++
 	t := &row{ID: id.New(), SessionID: u.s.ID, ComputerID: u.s.ComputerID, Sequence: u.s.LastTurnSequence, Status: Queued}
 	src, err := json.Marshal(source)
 	if err != nil {

@@ -48,3 +48,46 @@ const (
 	sqlView = `SELECT ` + viewColumns + ` FROM turns WHERE session_id = ? AND id = ?`
 	sqlList = `SELECT ` + viewColumns + ` FROM turns WHERE session_id = ? AND sequence > ? ORDER BY sequence LIMIT ?`
 )
+
+// Messages and Questions.
+const (
+	sqlTurnOfSession = `SELECT sequence FROM turns WHERE session_id = ? AND id = ?`
+
+	sqlMessageInsert     = `INSERT INTO messages (id, session_id, turn_id, number, status, delivery, data, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`
+	sqlMessageUpdate     = `UPDATE messages SET status = ?, delivery = ?, reason = ?, settled_at = ? WHERE id = ?`
+	sqlMessageGet        = `SELECT status FROM messages WHERE turn_id = ? AND id = ?`
+	sqlMessagesUnsettled = `SELECT id, status FROM messages WHERE turn_id = ? AND status IN ('admitted', 'started') ORDER BY number`
+	sqlMessagesAhead     = `SELECT id, data FROM messages WHERE turn_id = ? AND status = 'admitted' ORDER BY number LIMIT ?`
+
+	questionColumns = `id, session_id, turn_id, status, digest, prompt, answer_control, answer, answer_digest, response_id, responder_kind, responder_id,
+		created_at, responded_at, cancelled_at, payload_expired_at`
+	sqlQuestionInsert = `INSERT INTO questions (id, session_id, turn_id, number, status, digest, prompt, answer_control, settled_by_process, created_at)
+		VALUES (?, ?, ?, ?, 'pending', ?, ?, ?, 0, ?)`
+	sqlQuestionCancel  = `UPDATE questions SET status = 'cancelled', cancelled_at = ?, settled_by_process = ? WHERE turn_id = ? AND id = ? AND status = 'pending'`
+	sqlQuestionRespond = `UPDATE questions SET status = 'responded', answer = ?, answer_digest = ?, response_id = ?, responder_kind = ?, responder_id = ?, responded_at = ?
+		WHERE turn_id = ? AND id = ? AND status = 'pending'`
+	sqlQuestionGet      = `SELECT ` + questionColumns + ` FROM questions WHERE turn_id = ? AND id = ? AND session_id = ?`
+	sqlQuestions        = `SELECT ` + questionColumns + `, number FROM questions WHERE turn_id = ? AND number > ? ORDER BY number LIMIT ?`
+	sqlQuestionsPending = `SELECT id FROM questions WHERE turn_id = ? AND status = 'pending' ORDER BY number`
+	sqlQuestionsSettled = `SELECT id, answer, responder_kind, responder_id FROM questions WHERE turn_id = ? AND status <> 'pending' AND settled_by_process = 0 ORDER BY number`
+
+	sqlRefusalInsert = `INSERT INTO refused_operations (session_id, process_epoch, operation, code, message) VALUES (?, ?, ?, ?, ?)`
+	sqlRefusalGet    = `SELECT code, message FROM refused_operations WHERE session_id = ? AND process_epoch = ? AND operation = ?`
+	sqlRefusalForget = `DELETE FROM refused_operations WHERE session_id = ? AND process_epoch = ? AND operation < ?`
+)
+
+// Admission. The interval of a token is 1000000 / rate microseconds in whole numbers, as in admissionLimits.
+const (
+	sqlAdmissionTake = `UPDATE environment_admissions SET
+			free_at_us = (CASE WHEN free_at_us > ? THEN free_at_us ELSE ? END) + (SELECT 1000000 / e.admission_rate_per_second FROM environments e WHERE e.id = environment_id),
+			outstanding = outstanding + 1
+		WHERE environment_id = ?
+			AND free_at_us <= ? + (SELECT (e.admission_burst - 1) * (1000000 / e.admission_rate_per_second) FROM environments e WHERE e.id = environment_id)
+			AND outstanding < (SELECT e.max_outstanding_admissions FROM environments e WHERE e.id = environment_id)`
+	sqlAdmissionLimits = `SELECT max_outstanding_admissions, admission_rate_per_second, admission_burst FROM environments WHERE id = ?`
+	sqlAdmissionCreate = `INSERT INTO environment_admissions (environment_id, free_at_us, outstanding) VALUES (?, 0, 0) ON CONFLICT DO NOTHING`
+	sqlAdmissionLock   = `SELECT free_at_us FROM environment_admissions WHERE environment_id = ? {lock}`
+	sqlAdmissionSet    = `UPDATE environment_admissions SET free_at_us = ?, outstanding = ? WHERE environment_id = ?`
+	sqlOutstanding     = `SELECT COUNT(*) FROM turns WHERE environment_id = ? AND status IN ('queued', 'running', 'finalizing')`
+	sqlMaxCausalDepth  = `SELECT max_causal_depth FROM environments WHERE id = ?`
+)

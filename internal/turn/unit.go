@@ -16,6 +16,7 @@ type unit struct {
 	p    *session.Process // nil: none lives
 	head *row             // nil: no unfinished Turn
 	held bool
+	lost bool // the process has gone, or nothing it may still say counts
 }
 
 // work is a transaction on one Computer and one or all of its Sessions.
@@ -24,6 +25,8 @@ type work struct {
 	now   int64
 	c     *computer.Row
 	units []*unit
+	// admissions and newDiskMiB are what flush takes from the Environment's limits at the end.
+	admissions, newDiskMiB int64
 }
 
 // begin locks a Computer's Session for an action from outside.
@@ -141,7 +144,10 @@ func (w *work) flush() error {
 			return err
 		}
 	}
-	return computer.Update(w.tx, w.c)
+	if err := computer.Update(w.tx, w.c); err != nil {
+		return err
+	}
+	return w.takeAdmissions(w.c.EnvironmentID)
 }
 
 // store writes a changed Turn.
@@ -176,6 +182,11 @@ func (w *work) store(t *row) error {
 // end moves the head of u to a terminal status with its event, and takes up the next Turn in line.
 func (w *work) end(u *unit, to Status, code, message string) error {
 	t := u.head
+	if t.Status == Running {
+		if err := w.endConversation(u); err != nil {
+			return err
+		}
+	}
 	if err := t.move(to, w.now); err != nil {
 		return err
 	}
