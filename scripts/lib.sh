@@ -6,6 +6,8 @@ cache=$root/build/cache
 export PATH="$bin:$PATH"
 # The module's own settings decide how Go builds here, not what the machine happens to set.
 export GOFLAGS=-buildvcs=false
+# Static programs, and one build cache for programs, tests and linters. No C compiler is needed.
+export CGO_ENABLED=0
 
 if [ -t 1 ]; then bold=$'\e[1m' dim=$'\e[2m' red=$'\e[31m' green=$'\e[32m' plain=$'\e[0m'; else bold='' dim='' red='' green='' plain=''; fi
 
