@@ -90,7 +90,7 @@ func build(t *testing.T, cacheDir, src string, d Definition) (Built, error) {
 	})
 }
 
-func TestBuildEveryStep(t *testing.T) {
+func TestSpec_09_03_EveryStepBuildsAndEqualInputGivesEqualBytes(t *testing.T) {
 	t.Parallel()
 	cache := tiny(t, "24.1.0")
 	src := t.TempDir()

@@ -10,7 +10,7 @@ import (
 
 // The reader below is the word and line syntax of Containerfiles as their reference describes it. It is written from
 // that description, not from the generator, so that a text means to it what it means to a builder; that it does is
-// shown by the builds of TestBuildEveryStep.
+// shown by the builds of TestSpec_09_03_EveryStepBuildsAndEqualInputGivesEqualBytes.
 
 // readWords splits on spaces outside of quotes and resolves quotes, escapes and variables.
 func readWord(s string, vars func(string) string) (string, error) {
