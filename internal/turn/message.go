@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/access"
@@ -292,7 +293,7 @@ func (w *work) unsettledMessages(u *unit) (bool, error) {
 }
 
 // wantMessages hands the process the Messages that it has not started.
-func (x *exchange) wantMessages(u *unit) error {
+func (x *exchange) wantMessages(u *unit, seen *workerpb.ObservedProcess) error {
 	if u.head.Messages == 0 || !u.processing() {
 		return nil
 	}
@@ -301,7 +302,7 @@ func (x *exchange) wantMessages(u *unit) error {
 		if err := sc(&messageID, &data); err != nil {
 			return err
 		}
-		return x.tell(u, "message:"+messageID, map[string]any{"type": "message", "turnId": u.head.ID, "messageId": messageID, "data": rawJSON(data)})
+		return x.tell(u, seen, "message:"+messageID, map[string]any{"type": "message", "turnId": u.head.ID, "messageId": messageID, "data": rawJSON(data)})
 	}, sqlMessagesAhead, u.head.ID, aheadMessages)
 	if err != nil {
 		return fmt.Errorf("read messages: %w", err)
@@ -309,8 +310,12 @@ func (x *exchange) wantMessages(u *unit) error {
 	return nil
 }
 
-// tell adds a line for the process of u. The Worker passes each key once per connection, the guest once per process.
-func (x *exchange) tell(u *unit, key string, line any) error {
+// tell adds a line for the process of u unless the Worker says that it has passed it. The guest passes each key once per
+// process, however often it comes.
+func (x *exchange) tell(u *unit, seen *workerpb.ObservedProcess, key string, line any) error {
+	if slices.Contains(seen.GetControls(), key) {
+		return nil
+	}
 	text, err := json.Marshal(line)
 	if err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	"helmr.dev/helmr/internal/id"
 	"helmr.dev/helmr/internal/session"
 	"helmr.dev/helmr/internal/turn/content"
+	workerpb "helmr.dev/helmr/internal/worker/proto"
 )
 
 // QuestionStatus of a Question.
@@ -167,7 +168,7 @@ func (w *work) abort(u *unit, reason string) (bool, error) {
 }
 
 // wantAnswers tells the process what became of its Questions.
-func (x *exchange) wantAnswers(u *unit) error {
+func (x *exchange) wantAnswers(u *unit, seen *workerpb.ObservedProcess) error {
 	if u.head.Questions == 0 {
 		return nil
 	}
@@ -181,7 +182,7 @@ func (x *exchange) wantAnswers(u *unit) error {
 		if answer != nil {
 			line["type"], line["answer"], line["respondedBy"] = "answer", rawJSON(*answer), api.Actor{Kind: *kind, ID: *who}
 		}
-		return x.tell(u, fmt.Sprintf("%s:%s", line["type"], questionID), line)
+		return x.tell(u, seen, fmt.Sprintf("%s:%s", line["type"], questionID), line)
 	}, sqlQuestionsSettled, u.head.ID)
 	if err != nil {
 		return fmt.Errorf("read questions: %w", err)

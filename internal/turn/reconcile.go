@@ -191,14 +191,14 @@ func (x *exchange) wantTurn(u *unit, seen *workerpb.ObservedProcess) error {
 		x.out.Deliveries = append(x.out.Deliveries, &workerpb.Delivery{SessionId: u.s.ID, Epoch: u.p.Epoch, TurnId: t.ID, Line: line})
 		return nil
 	}
-	if err := x.wantMessages(u); err != nil {
+	if err := x.wantMessages(u, seen); err != nil {
 		return err
 	}
-	if err := x.wantAnswers(u); err != nil {
+	if err := x.wantAnswers(u, seen); err != nil {
 		return err
 	}
 	if t.AbortReason != nil {
-		return x.tell(u, "abort:"+t.ID, map[string]string{"type": "abort", "turnId": t.ID, "reason": *t.AbortReason})
+		return x.tell(u, seen, "abort:"+t.ID, map[string]string{"type": "abort", "turnId": t.ID, "reason": *t.AbortReason})
 	}
 	return nil
 }

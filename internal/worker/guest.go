@@ -28,11 +28,26 @@ type processKey struct {
 
 // process is what this Worker knows of a process in the guest, on the present connection.
 type process struct {
-	turnID  string
 	exited  bool
-	sent    map[string]bool // controls passed on this connection
 	pending []*workerpb.Operation
+	// turnID is the Turn that the process has; controls are the keys of what it was passed since.
+	turnID   string
+	controls []string
+	// queued holds the Turn and the keys that were taken up to be said; lines are what is not said yet, in order. talking
+	// tells that somebody says them.
+	queued  map[string]bool
+	lines   []line
+	talking bool
 }
+
+// line is something to say to a process: a Turn or a control with its key.
+type line struct {
+	key    string
+	turnID string
+	say    func(ctx context.Context) error
+}
+
+func newProcess() *process { return &process{queued: map[string]bool{}} }
 
 // guestState is what the guest of one Computer said. The computer's mu guards it.
 type guestState struct {
@@ -50,7 +65,7 @@ func (g *guestState) init() { g.processes = map[processKey]*process{} }
 func (g *guestState) describe(req *workerpb.ExchangeRequest) {
 	req.GuestConnected = g.connected
 	for k, p := range g.processes {
-		req.Processes = append(req.Processes, &workerpb.ObservedProcess{SessionId: k.session, Epoch: k.epoch, TurnId: p.turnID, Exited: p.exited})
+		req.Processes = append(req.Processes, &workerpb.ObservedProcess{SessionId: k.session, Epoch: k.epoch, TurnId: p.turnID, Exited: p.exited, Controls: slices.Clone(p.controls)})
 		if len(p.pending) > 0 {
 			req.Operations = append(req.Operations, &workerpb.ProcessOperations{SessionId: k.session, Epoch: k.epoch, Operations: slices.Clone(p.pending)})
 		}
@@ -100,7 +115,8 @@ func (h *handler) Connected(hello guest.Hello) {
 	c.guest.pendingBytes = 0
 	clear(c.guest.processes)
 	for _, p := range hello.Processes {
-		known := &process{sent: map[string]bool{}, exited: p.State == guestproto.ProcessState_PROCESS_STATE_EXITED}
+		known := newProcess()
+		known.exited = p.State == guestproto.ProcessState_PROCESS_STATE_EXITED
 		if n := len(p.TurnIDs); n > 0 {
 			known.turnID = p.TurnIDs[n-1]
 		}
@@ -137,7 +153,7 @@ func (h *handler) Ops(sessionID string, epoch int64, ops []guest.Op) {
 	}
 	p := c.guest.processes[processKey{sessionID, epoch}]
 	if p == nil {
-		p = &process{sent: map[string]bool{}}
+		p = newProcess()
 		c.guest.processes[processKey{sessionID, epoch}] = p
 	}
 	for _, op := range ops {
@@ -174,6 +190,7 @@ func (c *computer) take(ctx context.Context, resp *workerpb.ExchangeResponse, ge
 		}
 	}
 	calls := c.callsLocked(resp, link)
+	c.talkLocked(ctx, resp, link)
 	c.mu.Unlock()
 	if len(acks) > 0 {
 		_ = link.Ack(acks) // without a connection they come again
@@ -208,57 +225,95 @@ func (c *computer) callsLocked(resp *workerpb.ExchangeResponse, link *guest.Clie
 		switch p.GetAction() {
 		case workerpb.WantedProcess_ACTION_START:
 			calls = append(calls, call{name: "start of " + session, do: func(ctx context.Context) error { return c.startProcess(ctx, link, p) }})
-		case workerpb.WantedProcess_ACTION_STOP:
-			c.once(session, epoch, "stop", func() {
-				add("stop", session, epoch, func(ctx context.Context) error { return link.Control(ctx, session, epoch, p.GetStopLine()) })
-			})
 		case workerpb.WantedProcess_ACTION_KILL:
 			add("kill", session, epoch, func(ctx context.Context) error { return link.Kill(ctx, session, epoch) })
 		case workerpb.WantedProcess_ACTION_FORGET:
 			add("forget", session, epoch, func(ctx context.Context) error { return c.forget(ctx, link, session, epoch) })
 		}
 	}
-	for _, d := range resp.GetDeliveries() {
-		session, epoch := d.GetSessionId(), d.GetEpoch()
-		p := c.guest.processes[processKey{session, epoch}]
-		if p == nil || p.turnID == d.GetTurnId() {
-			continue
-		}
-		p.turnID = d.GetTurnId()
-		add("turn "+d.GetTurnId(), session, epoch, func(ctx context.Context) error {
-			_, err := link.DeliverTurn(ctx, session, epoch, d.GetTurnId(), d.GetLine())
-			if err != nil {
-				c.undeliver(session, epoch, d.GetTurnId())
-			}
-			return err
-		})
-	}
-	for _, ctl := range resp.GetControls() {
-		session, epoch := ctl.GetSessionId(), ctl.GetEpoch()
-		c.once(session, epoch, ctl.GetKey(), func() {
-			add(ctl.GetKey(), session, epoch, func(ctx context.Context) error { return link.Control(ctx, session, epoch, ctl.GetLine()) })
-		})
-	}
 	return calls
 }
 
-// once runs do unless key was passed to the process on this connection.
-func (c *computer) once(session string, epoch int64, key string, do func()) {
-	p := c.guest.processes[processKey{session, epoch}]
-	if p == nil || p.sent[key] {
-		return
+// talkLocked queues what is to be said to each process and was not taken up on this connection. A process hears it in
+// the order of the answer: a Turn, then what is about that Turn, then to stop.
+func (c *computer) talkLocked(ctx context.Context, resp *workerpb.ExchangeResponse, link *guest.Client) {
+	add := func(session string, epoch int64, l line) {
+		k := processKey{session, epoch}
+		p := c.guest.processes[k]
+		if p == nil || p.queued[l.key] || (l.turnID != "" && p.turnID == l.turnID) {
+			return
+		}
+		p.queued[l.key] = true
+		p.lines = append(p.lines, l)
+		if !p.talking {
+			p.talking = true
+			c.steps.Add(1)
+			go c.talk(ctx, k, p)
+		}
 	}
-	p.sent[key] = true
-	do()
+	for _, d := range resp.GetDeliveries() {
+		session, epoch := d.GetSessionId(), d.GetEpoch()
+		add(session, epoch, line{key: "turn:" + d.GetTurnId(), turnID: d.GetTurnId(), say: func(ctx context.Context) error {
+			_, err := link.DeliverTurn(ctx, session, epoch, d.GetTurnId(), d.GetLine())
+			return err
+		}})
+	}
+	for _, ctl := range resp.GetControls() {
+		session, epoch := ctl.GetSessionId(), ctl.GetEpoch()
+		add(session, epoch, line{key: ctl.GetKey(), say: func(ctx context.Context) error { return link.Control(ctx, session, epoch, ctl.GetLine()) }})
+	}
+	for _, p := range resp.GetProcesses() {
+		session, epoch := p.GetSessionId(), p.GetEpoch()
+		if p.GetAction() == workerpb.WantedProcess_ACTION_STOP {
+			add(session, epoch, line{key: "stop", say: func(ctx context.Context) error { return link.Control(ctx, session, epoch, p.GetStopLine()) }})
+		}
+	}
 }
 
-// undeliver makes a Turn that the guest did not take be delivered again.
-func (c *computer) undeliver(session string, epoch int64, turnID string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if p := c.guest.processes[processKey{session, epoch}]; p != nil && p.turnID == turnID {
-		p.turnID = ""
+// talk says the lines of one process, one after the other, until none is left. When one fails the rest is dropped too,
+// so that nothing overtakes it: the next Exchange brings them again. A process of an older connection is left alone.
+func (c *computer) talk(ctx context.Context, k processKey, p *process) {
+	defer c.steps.Done()
+	for {
+		c.mu.Lock()
+		if len(p.lines) == 0 || c.guest.processes[k] != p {
+			p.talking = false
+			c.mu.Unlock()
+			c.wake()
+			return
+		}
+		l := p.lines[0]
+		c.mu.Unlock()
+		err := c.say(ctx, l)
+		c.mu.Lock()
+		switch {
+		case err != nil:
+			for _, dropped := range p.lines {
+				delete(p.queued, dropped.key)
+			}
+			p.lines = nil
+		case l.turnID != "":
+			p.turnID, p.controls, p.lines = l.turnID, nil, p.lines[1:]
+			clear(p.queued)
+			for _, waiting := range p.lines {
+				p.queued[waiting.key] = true
+			}
+		default:
+			p.controls, p.lines = append(p.controls, l.key), p.lines[1:]
+		}
+		c.mu.Unlock()
+		if err != nil && ctx.Err() == nil && !errors.Is(err, guest.ErrDisconnected) && !errors.Is(err, guest.ErrClosed) {
+			c.w.cfg.Log.Warn("a process was not told", "computer", c.id, "session", k.session, "what", l.key, "error", err)
+			sleep(ctx, 500*time.Millisecond)
+		}
 	}
+}
+
+// say says one line within the time that the guest has for it.
+func (c *computer) say(ctx context.Context, l line) error {
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return l.say(limited)
 }
 
 func (c *computer) forget(ctx context.Context, link *guest.Client, session string, epoch int64) error {
@@ -299,7 +354,7 @@ func (c *computer) startProcess(ctx context.Context, link *guest.Client, p *work
 	defer c.mu.Unlock()
 	k := processKey{p.GetSessionId(), p.GetEpoch()}
 	if c.guest.processes[k] == nil {
-		c.guest.processes[k] = &process{sent: map[string]bool{}}
+		c.guest.processes[k] = newProcess()
 	}
 	return nil
 }

@@ -642,8 +642,10 @@ type ObservedProcess struct {
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	Epoch     int64                  `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// The Turn last delivered to it, if any.
-	TurnId        string `protobuf:"bytes,3,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
-	Exited        bool   `protobuf:"varint,4,opt,name=exited,proto3" json:"exited,omitempty"`
+	TurnId string `protobuf:"bytes,3,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
+	Exited bool   `protobuf:"varint,4,opt,name=exited,proto3" json:"exited,omitempty"`
+	// Keys of the Controls that it has been passed since that Turn, on this connection: they need not be said again.
+	Controls      []string `protobuf:"bytes,5,rep,name=controls,proto3" json:"controls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -704,6 +706,13 @@ func (x *ObservedProcess) GetExited() bool {
 		return x.Exited
 	}
 	return false
+}
+
+func (x *ObservedProcess) GetControls() []string {
+	if x != nil {
+		return x.Controls
+	}
+	return nil
 }
 
 type ProcessOperations struct {
@@ -1569,13 +1578,14 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\n" +
 	"operations\x18\b \x03(\v2\".helmr.worker.v1.ProcessOperationsR\n" +
 	"operations\x12\x17\n" +
-	"\asave_id\x18\t \x01(\tR\x06saveId\"w\n" +
+	"\asave_id\x18\t \x01(\tR\x06saveId\"\x93\x01\n" +
 	"\x0fObservedProcess\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x03R\x05epoch\x12\x17\n" +
 	"\aturn_id\x18\x03 \x01(\tR\x06turnId\x12\x16\n" +
-	"\x06exited\x18\x04 \x01(\bR\x06exited\"\x84\x01\n" +
+	"\x06exited\x18\x04 \x01(\bR\x06exited\x12\x1a\n" +
+	"\bcontrols\x18\x05 \x03(\tR\bcontrols\"\x84\x01\n" +
 	"\x11ProcessOperations\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
