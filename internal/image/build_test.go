@@ -84,14 +84,41 @@ func from(steps ...Step) Definition {
 
 func build(t *testing.T, cacheDir, src string, d Definition) (Built, error) {
 	t.Helper()
+	return buildWith(t, buildahFor(t, cacheDir), cacheDir, src, d)
+}
+
+func buildWith(t *testing.T, b builder, cacheDir, src string, d Definition) (Built, error) {
+	t.Helper()
 	return Build(t.Context(), Options{
 		Definition: d, SourceRoot: src, Out: filepath.Join(t.TempDir(), "image.tar"), CacheDir: cacheDir,
-		Progress: func(l string) { t.Log(l) }, builder: buildahFor(t, cacheDir),
+		Progress: func(l string) { t.Log(l) }, builder: b,
 	})
+}
+
+// onEachBuilder runs a test with buildah, and with BuildKit where that answers.
+func onEachBuilder(t *testing.T, test func(t *testing.T, find func(cacheDir string) builder)) {
+	t.Run("buildah", func(t *testing.T) {
+		t.Parallel()
+		test(t, func(cacheDir string) builder { return buildahFor(t, cacheDir) })
+	})
+	for name, find := range map[string]func(context.Context) (*buildkit, string){"buildctl": findBuildctl, "buildx": findBuildx} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, why := find(t.Context())
+			if b == nil {
+				t.Skipf("%s does not answer on this machine: %s", name, why)
+			}
+			test(t, func(string) builder { return b })
+		})
+	}
 }
 
 func TestSpec_09_03_EveryStepBuildsAndEqualInputGivesEqualBytes(t *testing.T) {
 	t.Parallel()
+	onEachBuilder(t, everyStep)
+}
+
+func everyStep(t *testing.T, find func(cacheDir string) builder) {
 	cache := tiny(t, "24.1.0")
 	src := t.TempDir()
 	must(t, os.MkdirAll(filepath.Join(src, "app", "sub"), 0o700))
@@ -117,7 +144,7 @@ func TestSpec_09_03_EveryStepBuildsAndEqualInputGivesEqualBytes(t *testing.T) {
 		Step{Op: OpRun, Argv: []string{"sh", "-c", "id -u > /tmp/id"}},
 	)
 	d.Steps[7].Argv[2] += "; chmod 777 /tmp"
-	one, err := build(t, cache, src, d)
+	one, err := buildWith(t, find(cache), cache, src, d)
 	must(t, err)
 	if one.Config.User != "app" || one.Config.Workdir != `/srv/a b $x'"\y` || !contains(one.Config.Env, "ODD="+odd) {
 		t.Errorf("config = %+v", one.Config)
@@ -139,12 +166,12 @@ func TestSpec_09_03_EveryStepBuildsAndEqualInputGivesEqualBytes(t *testing.T) {
 
 	// Another machine: another cache, so nothing is remembered. Equal input gives equal bytes.
 	other := tiny(t, "24.1.0")
-	two, err := build(t, other, src, d)
+	two, err := buildWith(t, find(other), other, src, d)
 	must(t, err)
 	if two.Digest != one.Digest || two.Size != one.Size {
 		t.Errorf("two builds of one definition: %s and %s", one.Digest, two.Digest)
 	}
-	again, err := build(t, cache, src, d)
+	again, err := buildWith(t, find(cache), cache, src, d)
 	must(t, err)
 	if again.Digest != one.Digest {
 		t.Errorf("a repeated build: %s and %s", one.Digest, again.Digest)
@@ -170,15 +197,15 @@ func TestPruneKeepsWhatWasImported(t *testing.T) {
 
 func TestBuildRefusesAnImageWithoutNode(t *testing.T) {
 	t.Parallel()
-	for version, want := range map[string]string{"20.9.1": "has Node.js 20.9.1, and Agents need 22 or later", "": "does not run Node.js"} {
-		t.Run("node "+version, func(t *testing.T) {
-			t.Parallel()
-			_, err := build(t, tiny(t, version), t.TempDir(), from())
+	onEachBuilder(t, func(t *testing.T, find func(cacheDir string) builder) {
+		for version, want := range map[string]string{"20.9.1": "has Node.js 20.9.1, and Agents need 22 or later", "": "does not run Node.js"} {
+			cache := tiny(t, version)
+			_, err := buildWith(t, find(cache), cache, t.TempDir(), from())
 			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `"box"`) {
 				t.Errorf("err = %v, want %q with the image's key", err, want)
 			}
-		})
-	}
+		}
+	})
 }
 
 func TestBuildFailures(t *testing.T) {

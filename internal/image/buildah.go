@@ -112,7 +112,7 @@ func (b *buildah) build(ctx context.Context, j *job) (string, error) {
 	if exists(checked) {
 		return id, nil
 	}
-	if out, err := j.run(b.bud(ctx, j, file, checkStage, filepath.Join(j.work, "check-id"))); err != nil {
+	if out, err := j.check(b.bud(ctx, j, file, checkStage, filepath.Join(j.work, "check-id"))); err != nil {
 		return "", j.nodeError(ctx, b, out, err)
 	}
 	if err := os.WriteFile(checked, nil, 0o644); err != nil {

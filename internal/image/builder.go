@@ -84,6 +84,14 @@ func (j *job) run(cmd *exec.Cmd) (output string, err error) {
 	return log.tail(), err
 }
 
+// check runs a builder's command for the check of Node, whose output is of interest only when it fails.
+func (j *job) check(cmd *exec.Cmd) (output string, err error) {
+	j.say("checking that Node.js runs in the image")
+	quiet := *j
+	quiet.say = nil
+	return quiet.run(cmd)
+}
+
 // buildError is the fault of an image whose steps failed.
 func (j *job) buildError(ctx context.Context, b builder, output string, err error) error {
 	if ctx.Err() != nil {

@@ -142,7 +142,7 @@ func (b *buildkit) build(ctx context.Context, j *job) (string, error) {
 	if out, err := j.run(b.command(ctx, j, file, names, j.plan.target(), "type=oci,dest="+archive+",compression=uncompressed,force-compression=true")); err != nil {
 		return "", j.buildError(ctx, b, out, err)
 	}
-	if out, err := j.run(b.command(ctx, j, file, names, checkStage, "")); err != nil {
+	if out, err := j.check(b.command(ctx, j, file, names, checkStage, "")); err != nil {
 		return "", j.nodeError(ctx, b, out, err)
 	}
 	return "", nil
