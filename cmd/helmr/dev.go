@@ -24,8 +24,9 @@ import (
 )
 
 const (
-	// devOvercommit is how many Computers of one CPU a CPU of a developer's machine takes; most wait most of the time.
-	devOvercommit = 4
+	// devOvercommit is how many times the CPUs and the disk of a developer's machine are given out: most Computers wait
+	// most of the time, and their disks are sparse.
+	devOvercommit = 16
 	// devReserveMiB of disk stay free.
 	devReserveMiB = 1024
 	// devStopWithin bounds an orderly stop.
@@ -223,7 +224,7 @@ func (d *dev) worker(inst *installation) (*worker.Worker, error) {
 	}
 	// Unpacked images can be made again, so they are shared by all data folders of this machine.
 	return worker.New(worker.Config{Name: "dev", Dir: dir, ImageDir: filepath.Join(cache, "rootfs"),
-		CPUMillis: offer.cpuMillis * devOvercommit, MemoryMiB: offer.memoryMiB, DiskMiB: offer.diskMiB,
+		CPUMillis: offer.cpuMillis * devOvercommit, MemoryMiB: offer.memoryMiB, DiskMiB: offer.diskMiB * devOvercommit,
 		GuestBinary: guest, HostProgram: host, Server: inst.rpc, Runtime: sandboxes, Blob: inst.blobs, Log: d.log})
 }
 

@@ -279,17 +279,29 @@ func ended(e sandbox.Exit) string {
 func (c *computer) running(ctx context.Context) {
 	c.setPhase(workerpb.Phase_PHASE_RUNNING, "")
 	c.step(ctx, "watch", func(ctx context.Context) error {
-		exit, err := c.w.cfg.Runtime.Wait(ctx, c.id)
-		if err != nil {
-			return err
+		for {
+			exit, err := c.w.cfg.Runtime.Wait(ctx, c.id)
+			if err == nil {
+				c.lost(ended(exit))
+				return nil
+			}
+			if ctx.Err() != nil {
+				return err
+			}
+			c.w.cfg.Log.Warn("cannot watch a sandbox; trying again", "computer", c.id, "error", err)
+			sleep(ctx, time.Second)
 		}
-		c.mu.Lock()
-		if c.phase == workerpb.Phase_PHASE_RUNNING {
-			c.phase, c.failure = workerpb.Phase_PHASE_LOST, ended(exit)
-		}
-		c.mu.Unlock()
-		return nil
 	})
+}
+
+// lost reports that the sandbox of a running Computer is gone.
+func (c *computer) lost(why string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.phase == workerpb.Phase_PHASE_RUNNING {
+		c.w.cfg.Log.Warn("computer lost", "computer", c.id, "why", why)
+		c.phase, c.failure = workerpb.Phase_PHASE_LOST, why
+	}
 }
 
 // adopt takes up a sandbox that lives since before this Worker program.
