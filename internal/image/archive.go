@@ -96,7 +96,7 @@ func addFile(ctx context.Context, tw *tar.Writer, path, name string) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer drop(f)
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -115,8 +115,8 @@ func writeOut(out string, write func(io.Writer) error) (v1.Hash, int64, error) {
 	if err != nil {
 		return v1.Hash{}, 0, fmt.Errorf("write image archive: %w", err)
 	}
-	defer os.Remove(f.Name())
-	defer f.Close()
+	defer dropDir(f.Name())
+	defer drop(f)
 	sum := &countingHash{Hash: sha256.New()}
 	err = write(io.MultiWriter(f, sum))
 	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {

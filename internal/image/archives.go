@@ -36,7 +36,7 @@ func (c archiveCache) get(id, out string) (Built, bool) {
 	if err != nil {
 		return Built{}, false
 	}
-	defer f.Close()
+	defer drop(f)
 	digest, size, err := writeOut(out, func(w io.Writer) error { _, err := io.Copy(w, f); return err })
 	if err != nil || digest.String() != b.Digest || size != b.Size {
 		return Built{}, false
@@ -55,7 +55,7 @@ func (c archiveCache) put(id string, b Built) {
 	if err != nil {
 		return
 	}
-	defer in.Close()
+	defer drop(in)
 	text, err := json.Marshal(b)
 	if err != nil {
 		return

@@ -57,7 +57,7 @@ func (s *Store) MakeBase(ctx context.Context, o BaseOptions) (e Entry, made bool
 	if err != nil {
 		return Entry{}, false, fmt.Errorf("make base image: %w", err)
 	}
-	defer os.RemoveAll(tmp)
+	defer dropDir(tmp)
 
 	// Both parts come mostly over the network and do not need each other.
 	var version string

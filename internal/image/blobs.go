@@ -51,8 +51,8 @@ func (b blobDir) put(write func(w io.Writer) error) (v1.Hash, int64, error) {
 	if err != nil {
 		return v1.Hash{}, 0, fmt.Errorf("create blob: %w", err)
 	}
-	defer os.Remove(f.Name())
-	defer f.Close()
+	defer dropDir(f.Name())
+	defer drop(f)
 	sum := &countingHash{Hash: sha256.New()}
 	if err := write(io.MultiWriter(f, sum)); err != nil {
 		return v1.Hash{}, 0, err
@@ -80,7 +80,7 @@ func (b blobDir) link(from string, h v1.Hash) error {
 		if err != nil {
 			return fmt.Errorf("read blob: %w", err)
 		}
-		defer f.Close()
+		defer drop(f)
 		_, err = io.Copy(w, f)
 		return err
 	})
@@ -199,7 +199,7 @@ func (b blobDir) putLayer(ctx context.Context, l rawLayer, rewrite func(io.Reade
 	if err != nil {
 		return v1.Descriptor{}, v1.Hash{}, fmt.Errorf("open layer: %w", err)
 	}
-	defer rc.Close()
+	defer drop(rc)
 	in := &countingHash{Hash: sha256.New()}
 	out := &countingHash{Hash: sha256.New()}
 	src := io.TeeReader(&contextReader{ctx, rc}, in)
@@ -208,7 +208,7 @@ func (b blobDir) putLayer(ctx context.Context, l rawLayer, rewrite func(io.Reade
 		if err != nil {
 			return fmt.Errorf("compress layer: %w", err)
 		}
-		defer enc.Close()
+		defer drop(enc)
 		tee := io.MultiWriter(enc, out)
 		if rewrite != nil {
 			err = rewrite(src, tee)
@@ -303,7 +303,7 @@ func writeFileAtomic(path string, data []byte) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", filepath.Base(path), err)
 	}
-	defer os.Remove(f.Name())
+	defer dropDir(f.Name())
 	_, err = f.Write(data)
 	err = errors.Join(err, f.Chmod(0o644), f.Close())
 	if err != nil {
@@ -331,3 +331,9 @@ func indexJSON(images ...v1.Descriptor) ([]byte, error) {
 	}
 	return text, nil
 }
+
+// drop closes what was only read, or what has failed already: a failure to close it changes nothing.
+func drop(c io.Closer) { _ = c.Close() }
+
+// dropDir removes a temporary file or folder. If that fails, it is in the way of nobody.
+func dropDir(path string) { _ = os.RemoveAll(path) }

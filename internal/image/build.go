@@ -73,7 +73,7 @@ func Build(ctx context.Context, o Options) (Built, error) {
 	if err != nil {
 		return Built{}, fmt.Errorf("build image %q: %w", key, err)
 	}
-	defer os.RemoveAll(work)
+	defer dropDir(work)
 
 	j := &job{key: key, plan: p, store: store, work: work, say: say, context: filepath.Join(work, "context"), layout: filepath.Join(work, "layout")}
 	for _, ref := range p.bases {

@@ -154,7 +154,7 @@ func (c *Cache) make(ctx context.Context, digest string, fetch func(io.Writer) e
 	if err != nil {
 		return Config{}, err
 	}
-	defer lock.Close()
+	defer drop(lock)
 	if cfg, ok := c.have(digest); ok {
 		return cfg, nil // another process was first
 	}
@@ -165,7 +165,7 @@ func (c *Cache) make(ctx context.Context, digest string, fetch func(io.Writer) e
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		return Config{}, fmt.Errorf("get image: %w", err)
 	}
-	defer os.RemoveAll(tmp)
+	defer dropDir(tmp)
 	archive := filepath.Join(tmp, "archive")
 	if err := fetchTo(ctx, archive, digest, fetch); err != nil {
 		return Config{}, fmt.Errorf("get image %s: %w", digest, err)

@@ -132,7 +132,7 @@ func TestCacheRemovesLeftovers(t *testing.T) {
 	holder := &Cache{dir: dir}
 	lock, err := holder.lock(busy, unix.LOCK_EX)
 	must(t, err)
-	defer lock.Close()
+	defer drop(lock)
 	// A file without its record is what a crash leaves between the two.
 	must(t, os.WriteFile(filepath.Join(dir, mine+".erofs"), []byte("torn"), 0o600))
 	c, err := OpenCache(dir)

@@ -74,7 +74,7 @@ func FuzzArchive(f *testing.F) {
 		must(t, os.WriteFile(name, data, 0o600))
 		in, err := os.Open(name)
 		must(t, err)
-		defer in.Close()
+		defer drop(in)
 		lim := defaultLimits
 		lim.layers = 4
 		a, err := readArchive(in, lim)

@@ -35,7 +35,7 @@ func (s *Store) Import(ctx context.Context, ref, source string) (Entry, error) {
 	if err != nil {
 		return Entry{}, fmt.Errorf("import image: %w", err)
 	}
-	defer os.RemoveAll(tmp)
+	defer dropDir(tmp)
 	var raw rawImage
 	switch {
 	case !info.IsDir():
@@ -171,7 +171,7 @@ func gunzipTo(ctx context.Context, file, tmp string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("open image archive: %w", err)
 	}
-	defer f.Close()
+	defer drop(f)
 	br := bufio.NewReader(f)
 	if magic, _ := br.Peek(2); string(magic) != "\x1f\x8b" {
 		return file, nil
@@ -197,7 +197,7 @@ func eachEntry(file string, fn func(*tar.Header, io.Reader) error) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer drop(f)
 	tr := tar.NewReader(f)
 	for {
 		h, err := tr.Next()

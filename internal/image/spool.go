@@ -94,7 +94,7 @@ func (s *spool) readLayer(blobs map[string]*io.SectionReader, d v1.Descriptor) (
 	if err != nil {
 		return nil, invalid("layer %s cannot be decompressed: %v", d.Digest, err)
 	}
-	defer plain.Close()
+	defer drop(plain)
 	entries, err := s.readTar(&meter{s.ctx, plain, s.budget})
 	if err != nil {
 		return nil, err
@@ -247,7 +247,7 @@ func (s *spool) store(n *node, r io.Reader) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
+	defer drop(f)
 	if _, err := io.CopyBuffer(onlyWriter{f}, onlyReader{r}, s.buf); err != nil {
 		if errors.Is(err, io.ErrUnexpectedEOF) {
 			return "", invalid("a layer ends within a file")

@@ -39,7 +39,7 @@ func stageContext(ctx context.Context, key, sourceRoot, dir string, copies []sta
 	if err != nil {
 		return fmt.Errorf("open source root: %w", err)
 	}
-	defer root.Close()
+	defer drop(root)
 	s := &stager{ctx: ctx, root: root}
 	for i, c := range copies {
 		if err := s.stage(c, filepath.Join(dir, fmt.Sprintf("c%d", i))); err != nil {
@@ -119,7 +119,7 @@ func (s *stager) copyFile(from, to string, info fs.FileInfo) error {
 	if err != nil {
 		return err
 	}
-	defer in.Close()
+	defer drop(in)
 	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err

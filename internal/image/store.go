@@ -326,7 +326,7 @@ func (s *Store) lock(how int) (func(), error) {
 	if err := unix.Flock(int(f.Fd()), how); err != nil {
 		return nil, errors.Join(fmt.Errorf("lock image store: %w", err), f.Close())
 	}
-	return func() { f.Close() }, nil
+	return func() { drop(f) }, nil
 }
 
 func checkPlatform(ref string, c v1.ConfigFile) error {

@@ -62,7 +62,7 @@ func content(t *testing.T, s *Store, e Entry) string {
 	img, err := idx.Image(h)
 	must(t, err)
 	rc := mutate.Extract(img)
-	defer rc.Close()
+	defer drop(rc)
 	tr := tar.NewReader(rc)
 	for {
 		hd, err := tr.Next()

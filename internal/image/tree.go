@@ -170,11 +170,11 @@ func (t *tree) write(ctx context.Context, data, root string) error {
 	if w.data, err = openDir(unix.AT_FDCWD, data); err != nil {
 		return fmt.Errorf("open data folder: %w", err)
 	}
-	defer unix.Close(w.data)
+	defer dropFd(w.data)
 	if w.root, err = openDir(unix.AT_FDCWD, root); err != nil {
 		return fmt.Errorf("open root folder: %w", err)
 	}
-	defer unix.Close(w.root)
+	defer dropFd(w.root)
 	return w.fill(w.root, "", t.root, 0)
 }
 
@@ -271,7 +271,7 @@ func (w *treeWriter) hardLink(fd int, name string, first *spot) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(dir) }()
+	defer func() { dropFd(dir) }()
 	if first.dir != "" {
 		for c := range strings.SplitSeq(first.dir, "/") {
 			next, err := openDir(dir, c)
@@ -284,3 +284,5 @@ func (w *treeWriter) hardLink(fd int, name string, first *spot) error {
 	}
 	return unix.Linkat(dir, first.name, fd, name, 0)
 }
+
+func dropFd(fd int) { _ = unix.Close(fd) }

@@ -52,7 +52,7 @@ func Unpack(ctx context.Context, archive, out string) (Config, error) {
 	if err != nil {
 		return Config{}, fmt.Errorf("unpack image: %w", err)
 	}
-	defer os.RemoveAll(tmp)
+	defer dropDir(tmp)
 	return unpack(ctx, archive, out, tmp, defaultLimits)
 }
 
@@ -61,7 +61,7 @@ func unpack(ctx context.Context, archive, out, tmp string, lim limits) (Config, 
 	if err != nil {
 		return Config{}, fmt.Errorf("unpack image: %w", err)
 	}
-	defer f.Close()
+	defer drop(f)
 	a, err := readArchive(f, lim)
 	if err != nil {
 		return Config{}, fmt.Errorf("unpack image: %w", err)

@@ -415,7 +415,7 @@ func erofsMode(t *testing.T, rootfs, name string) uint16 {
 	must(t, err)
 	f, err := os.Open(rootfs)
 	must(t, err)
-	defer f.Close()
+	defer drop(f)
 	var mode [2]byte
 	_, err = f.ReadAt(mode[:], nid*32+4) // inodes are 32-byte slots; the mode follows two 16-bit fields
 	must(t, err)
