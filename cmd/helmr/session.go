@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,6 +17,7 @@ func (a *app) sessionCommand() *cobra.Command {
   helmr session enqueue SESSION --text "Review APP-43" --follow
   helmr session list --agent reviewer --status open`,
 		a.sessionCreate(), a.sessionList(), a.sessionGet(), a.sessionEnqueue(), a.sessionEvents(),
+		a.sessionControl("interrupt", "Abort what runs and hold the session until it is resumed", (*client.Client).InterruptSession), a.sessionResume(),
 		a.sessionControl("close", "Let accepted work drain, then end the session", (*client.Client).CloseSession),
 		a.sessionControl("cancel", "End the session now: queued turns are cancelled, a running one is aborted", (*client.Client).CancelSession),
 		a.turnCommand())
@@ -345,6 +347,62 @@ func (a *app) sessionControl(verb, short string, call control) *cobra.Command {
 	}
 	c.Flags().StringVar(&req.IdempotencyKey, "idempotency-key", "", "repeating the command with the same key has no second effect")
 	return c
+}
+
+func (a *app) sessionResume() *cobra.Command {
+	var req api.ResumeRequest
+	c := &cobra.Command{
+		Use: "resume ID", Short: "Release a hold, so that the next queued turn may run",
+		Long: `Releases one hold of the session. Interrupted turns are not run again; the next queued one is. Without --hold, the
+session's only hold of its own is released.`,
+		Example: "  helmr session resume 0197a1f3-5c1e-7d7a-9d0e-6f2b7c1a4e55\n  helmr session resume SESSION --hold HOLD",
+		Args:    oneArg("the ID of a session"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkID("session", args[0]); err != nil {
+				return err
+			}
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			if req.HoldID == "" {
+				if req.HoldID, err = onlyHold(cmd.Context(), c, args[0]); err != nil {
+					return err
+				}
+			} else if err := checkID("hold", req.HoldID); err != nil {
+				return err
+			}
+			receipt, err := c.ResumeSession(cmd.Context(), args[0], req)
+			if err != nil {
+				return err
+			}
+			return a.show(cmd, receipt, func(w *text) { w.line("resume: %s", receipt.Status) })
+		},
+	}
+	c.Flags().StringVar(&req.HoldID, "hold", "", "ID of the hold; helmr session get shows them")
+	c.Flags().StringVar(&req.IdempotencyKey, "idempotency-key", "", "repeating the command with the same key has no second effect")
+	return c
+}
+
+// onlyHold finds the one hold that a Session owns.
+func onlyHold(ctx context.Context, c *client.Client, sessionID string) (string, error) {
+	s, err := c.GetSession(ctx, sessionID)
+	if err != nil {
+		return "", err
+	}
+	var own []string
+	for _, h := range s.Holds {
+		if h.SessionID == sessionID {
+			own = append(own, h.ID)
+		}
+	}
+	switch len(own) {
+	case 0:
+		return "", errors.New("the session has no hold of its own")
+	case 1:
+		return own[0], nil
+	}
+	return "", usageErrorf("the session has %d holds; name one with --hold: %s", len(own), strings.Join(own, ", "))
 }
 
 // completeAgents offers the agents of the current Deployment to the shell; without a server it offers nothing.

@@ -42,7 +42,7 @@ var settingsTable = []setting{
 
 	{name: "HELMR_ADDR", server: true, fallback: "127.0.0.1:8080", want: "HOST:PORT", check: hostPort},
 	{name: "HELMR_PUBLIC_URL", server: true, want: "the URL that people reach the server under", check: webURL},
-	{name: "HELMR_SETUP_TOKEN", server: true, want: "a text that you choose"},
+	{name: "HELMR_SETUP_TOKEN", server: true, want: "a text that you choose", later: true},
 
 	{name: "HELMR_GITHUB_OAUTH_CLIENT_ID", server: true, want: "a text", later: true},
 	{name: "HELMR_GITHUB_OAUTH_CLIENT_SECRET", server: true, want: "a text", later: true},
