@@ -482,3 +482,45 @@ func TestSpec_04_02_WhatCannotBeCreatedSaysWhy(t *testing.T) {
 		}
 	})
 }
+
+func TestSpec_03_19_AFailedCallbackHoldsAlsoAtADeadline(t *testing.T) {
+	t.Parallel()
+	each(t, func(w *world) {
+		r := w.create("quick", "slow")
+		h := w.place(r.SessionID)
+		p := h.ready(r.SessionID)
+		w.clock.advance(1500 * time.Millisecond)
+		w.run("turn.deadlines")
+		h.exchange()
+		p.op(`"type":"turn_aborted","turnId":%q,"settled":false,"cause":"callback"`, r.TurnID)
+		h.exchange()
+		if !p.exited {
+			w.t.Fatal("the process tree was not killed")
+		}
+		h.exchange()
+		s := w.session(r.SessionID)
+		if len(s.Holds) != 1 || s.Holds[0].Reason != "cancellation_failed" {
+			w.t.Fatalf("holds %+v", s.Holds)
+		}
+	})
+}
+
+func TestSpec_03_20_WorkThatHangsAtADeadlineIsAProcessFailure(t *testing.T) {
+	t.Parallel()
+	each(t, func(w *world) {
+		r := w.create("quick", "slow")
+		h := w.place(r.SessionID)
+		p := h.ready(r.SessionID)
+		w.clock.advance(1500 * time.Millisecond)
+		w.run("turn.deadlines")
+		h.exchange()
+		p.op(`"type":"turn_aborted","turnId":%q,"settled":false,"cause":"work"`, r.TurnID)
+		h.exchange()
+		p.exit()
+		h.exchange()
+		if s := w.session(r.SessionID); len(s.Holds) != 0 {
+			w.t.Fatalf("holds %+v", s.Holds)
+		}
+		w.wantKinds(r.SessionID, "turn.queued", "turn.running", "session.deadline", "turn.interrupted", "session.process_failed")
+	})
+}

@@ -202,7 +202,7 @@ func (x *exchange) perform(u *unit, sequence int64, o *operation) (int64, error)
 		}
 		return 0, x.finish(u, Failed, code, text)
 	case "turn_aborted":
-		return 0, x.aborted(u, o.Settled)
+		return 0, x.aborted(u, o.Settled, o.Cause == "callback")
 	}
 	return 0, fault.New(fault.InvalidArguments, "operation %q is not known", o.Type)
 }
@@ -223,7 +223,7 @@ func (x *exchange) output(u *unit, sequence int64, o *operation) (int64, error) 
 func (x *exchange) result(u *unit, o *operation) error {
 	t := u.head
 	if t.AbortReason != nil {
-		return x.aborted(u, true) // the abort was accepted before the result came: it decides
+		return x.aborted(u, true, false) // the abort was accepted before the result came: it decides
 	}
 	if len(o.Result) == 0 {
 		return x.finish(u, Failed, CodeResultInvalid, "the handler returned something that is not JSON")
@@ -276,7 +276,7 @@ func (x *exchange) ready(u *unit) error {
 // finish ends the running Turn while its process stays healthy.
 func (x *exchange) finish(u *unit, to Status, code, text string) error {
 	if t := u.head; t.AbortReason != nil && to == Failed {
-		return x.aborted(u, true) // what a handler throws after the abort does not change the outcome
+		return x.aborted(u, true, false) // what a handler throws after the abort does not change the outcome
 	}
 	if err := x.ready(u); err != nil {
 		return err
@@ -288,32 +288,33 @@ func (x *exchange) finish(u *unit, to Status, code, text string) error {
 	return x.settle(u)
 }
 
-// aborted ends a Turn whose abort the process has answered: settled in time, or not.
-func (x *exchange) aborted(u *unit, settled bool) error {
-	reason := u.head.AbortReason
-	if reason == nil {
+// aborted ends a Turn whose abort the process has answered: settled in time, or not. A cancellation callback that
+// failed or hangs (callback), or anything that hangs after an interrupt or a cancel, makes the process unusable; anything
+// else that hangs after a deadline or a shutdown has missed the stop deadline.
+func (x *exchange) aborted(u *unit, settled, callback bool) error {
+	if u.head.AbortReason == nil {
 		return fault.New(fault.InvalidArguments, "the Turn was not aborted")
 	}
-	u.lost = !settled
-	if !settled && (*reason == AbortInterrupted || *reason == AbortCancelled) {
+	reason := *u.head.AbortReason
+	stops := reason == AbortDeadline || reason == AbortShutdown
+	if !settled && (callback || !stops) {
 		return x.cancellationFailed(u)
 	}
 	if err := x.endAborted(u); err != nil {
 		return err
 	}
-	switch {
-	case *reason == AbortDeadline || *reason == AbortShutdown:
+	if stops {
 		if !settled {
 			u.p.FailWith("stop_deadline")
 		}
-		if err := u.p.Stop(*reason, x.now); err != nil {
+		if err := u.p.Stop(reason, x.now); err != nil {
 			return err
 		}
-	default:
-		u.s.ConsecutiveFailures = 0
-		if err := x.ready(u); err != nil {
-			return err
-		}
+		return x.settle(u)
+	}
+	u.s.ConsecutiveFailures = 0
+	if err := x.ready(u); err != nil {
+		return err
 	}
 	return x.settle(u)
 }
