@@ -65,7 +65,7 @@ dev_stop() {
 # dev_destroy DATA: removes what a killed helmr dev may have left running on a data folder.
 dev_destroy() {
   [ -d "$1" ] || return 0
-  helmr dev --data-dir "$1" --clear >/dev/null
+  helmr dev --data-dir "$1" --clear >/dev/null 2>&1
 }
 
 # leftovers: what a stopped helmr must not have added to the machine.

@@ -11,7 +11,7 @@ export CGO_ENABLED=0
 
 if [ -t 1 ]; then bold=$'\e[1m' dim=$'\e[2m' red=$'\e[31m' green=$'\e[32m' plain=$'\e[0m'; else bold='' dim='' red='' green='' plain=''; fi
 
-say()  { printf '%s\n' "$bold==> $*$plain"; }
+say()  { printf '\n%s\n' "$bold==> $*$plain"; }
 note() { printf '%s\n' "    $dim$*$plain"; }
 fail() { printf '%s\n' "$red$*$plain" >&2; exit 1; }
 
