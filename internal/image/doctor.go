@@ -45,7 +45,7 @@ func Check(ctx context.Context, cacheDir string) []Finding {
 		cmd := exec.CommandContext(asking, program, args...)
 		cmd.Env = append(os.Environ(), "LC_ALL=C")
 		out, err := cmd.CombinedOutput()
-		// mkfs.erofs says its version and fails, whatever it is asked.
+		// An old mkfs.erofs says its version and then that it does not know the flag.
 		if err != nil && !strings.HasPrefix(string(out), program+" ") {
 			f.Detail, f.Fix = why(out, err), "apt-get install -y "+pkg
 			return f
@@ -55,7 +55,7 @@ func Check(ctx context.Context, cacheDir string) []Finding {
 		return f
 	}
 	return append(all,
-		tool("mkfs.erofs", "worker", "erofs-utils"),
+		tool("mkfs.erofs", "worker", "erofs-utils", "-V"),
 		tool("mmdebstrap", "base", "mmdebstrap", "--version"),
 		tool("npm", "base", "npm", "--version"),
 	)
