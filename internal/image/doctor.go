@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"time"
 )
@@ -45,8 +46,12 @@ func Check(ctx context.Context, cacheDir string) []Finding {
 		cmd := exec.CommandContext(asking, program, args...)
 		cmd.Env = append(os.Environ(), "LC_ALL=C")
 		out, err := cmd.CombinedOutput()
-		// An old mkfs.erofs says its version and then that it does not know the flag.
-		if err != nil && !strings.HasPrefix(string(out), program+" ") {
+		if err != nil {
+			// An old mkfs.erofs says its version, and also that it does not know the flag.
+			if v := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(program) + ` \d.*$`).Find(out); v != nil {
+				f.OK, f.Detail = true, string(v)
+				return f
+			}
 			f.Detail, f.Fix = why(out, err), "apt-get install -y "+pkg
 			return f
 		}
