@@ -84,7 +84,11 @@ func (h *helmr) run() {
 	h.t.Helper()
 	_ = os.Remove(filepath.Join(h.dir, "dev.json"))
 	h.out = &bytes.Buffer{}
-	h.cmd = exec.Command(binary(h.t, "helmr"), "dev", "--data-dir", h.dir, "--addr", "127.0.0.1:0", "--database", h.database)
+	addr := "127.0.0.1:0"
+	if h.info.URL != "" {
+		addr = strings.TrimPrefix(h.info.URL, "http://") // clients of before go on
+	}
+	h.cmd = exec.Command(binary(h.t, "helmr"), "dev", "--data-dir", h.dir, "--addr", addr, "--database", h.database)
 	h.cmd.Env = append(os.Environ(), "HELMR_CONFIG_DIR="+h.config)
 	h.cmd.Stdout, h.cmd.Stderr = h.out, h.out
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -139,7 +143,7 @@ func (h *helmr) close() {
 	if out, err := clean.CombinedOutput(); err != nil {
 		h.t.Errorf("clear sandboxes: %v\n%s", err, out)
 	}
-	if h.t.Failed() {
+	if h.t.Failed() || os.Getenv("HELMR_E2E_KEEP") != "" {
 		h.t.Logf("data and logs are kept in %s", h.dir)
 		return
 	}
