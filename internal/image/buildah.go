@@ -56,6 +56,7 @@ func (b *buildah) prepare() error {
 	for name, text := range map[string]string{
 		"policy.json":     `{"default":[{"type":"insecureAcceptAnything"}]}`,
 		"registries.conf": "unqualified-search-registries = []\n",
+		"containers.conf": "",
 		"ignore":          "",
 	} {
 		if file := filepath.Join(b.dir, name); !exists(file) {
@@ -76,7 +77,8 @@ func (b *buildah) command(ctx context.Context, sub string, args ...string) *exec
 		all = append(all, "--signature-policy", filepath.Join(b.dir, "policy.json"))
 	}
 	cmd := exec.CommandContext(ctx, "buildah", append(all, args...)...)
-	cmd.Env = append(os.Environ(), "CONTAINERS_REGISTRIES_CONF="+filepath.Join(b.dir, "registries.conf"))
+	cmd.Env = append(os.Environ(), "CONTAINERS_REGISTRIES_CONF="+filepath.Join(b.dir, "registries.conf"),
+		"CONTAINERS_CONF="+filepath.Join(b.dir, "containers.conf"))
 	return cmd
 }
 
