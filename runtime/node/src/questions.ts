@@ -71,8 +71,10 @@ export class Questions {
       if (error !== undefined) this.settle(id, () => asked.reject(refusal(error, "the Question")))
     })
     if (signal === undefined) return
-    // Whichever the server sees first counts: an answer that overtakes the withdrawal is still delivered.
-    const withdraw = (): void => this.channel.send("question_withdrawn", fields, () => this.cancelled(id))
+    // Whichever the server sees first counts: if that is an answer, it refuses the withdrawal and the answer follows.
+    const withdraw = (): void => this.channel.send("question_withdrawn", fields, ({ error }) => {
+      if (error?.code !== "question_already_responded") this.cancelled(id)
+    })
     signal.addEventListener("abort", withdraw, { once: true })
     Promise.prototype.then.call(asked.promise, undefined, () => undefined).then(() => signal.removeEventListener("abort", withdraw))
   }

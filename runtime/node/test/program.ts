@@ -270,6 +270,12 @@ define("questions", async (turn) => {
       stop.abort()
       return [await asked, await failure(turn.ask({ prompt: [], answer: { type: "text" } }, { signal: stop.signal }))]
     }
+    case "raced": {
+      const stop = new AbortController()
+      const asked = turn.ask({ prompt: [], answer: { type: "text" } }, { signal: stop.signal })
+      stop.abort()
+      return (await asked).answer
+    }
     case "bad": {
       const option = (id: string, more: object = {}): object => ({ id, label: id, value: id, ...more })
       const controls: unknown[] = [

@@ -44,6 +44,16 @@ describe("Questions", { concurrency: 4 }, () => {
     assert.deepEqual(guest.types().slice(1, 3), ["question", "question_withdrawn"])
   })
 
+  test("Spec_06_07 an answer that the server had before the withdrawal is delivered", async (t) => {
+    const guest = await ready(t, "questions")
+    guest.reply = (op) => (op.type === "question_withdrawn" ? { error: { code: "question_already_responded", message: "answered" } } : {})
+    const turn = turnMessage("raced")
+    guest.send(turn)
+    const { questionId } = await guest.op("question_withdrawn")
+    guest.send({ type: "answer", turnId: turn.turn.id, questionId, answer: "late", respondedBy: { kind: "user", id: "u" } })
+    assert.equal((await ended(guest, turn.turn.id))["result"], "late")
+  })
+
   test("a cancelled and a refused Question reject", async (t) => {
     const guest = await ready(t, "questions")
     const turn = turnMessage()
