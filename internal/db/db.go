@@ -30,6 +30,7 @@ type DB struct {
 	cancel  context.CancelFunc
 	done    sync.WaitGroup
 	queries sync.Map // SQL text as written -> text for this database
+	stmts   sync.Map // SQLite: SQL text -> *sql.Stmt of the read pool, prepared once per connection
 }
 
 // Open opens the database at url without touching its schema. url is "sqlite:PATH" or a "postgres:" URL.
@@ -83,7 +84,26 @@ func (d *DB) Read(ctx context.Context, fn func(tx *Tx) error) error {
 		return fmt.Errorf("begin read: %w", err)
 	}
 	defer func() { _ = stx.Rollback() }()
-	return fn(&Tx{db: d, q: stx, ctx: ctx})
+	tx := &Tx{db: d, q: stx, ctx: ctx}
+	if d.kind == SQLite { // pgx keeps prepared statements by itself
+		tx.prepare = func(text string) (*sql.Stmt, error) { return d.readStmt(ctx, stx, text) }
+	}
+	return fn(tx)
+}
+
+func (d *DB) readStmt(ctx context.Context, stx *sql.Tx, text string) (*sql.Stmt, error) {
+	st, ok := d.stmts.Load(text)
+	if !ok {
+		made, err := d.reads.PrepareContext(ctx, text)
+		if err != nil {
+			return nil, err
+		}
+		var loaded bool
+		if st, loaded = d.stmts.LoadOrStore(text, made); loaded {
+			_ = made.Close()
+		}
+	}
+	return stx.StmtContext(ctx, st.(*sql.Stmt)), nil
 }
 
 // Tx is a running transaction.
