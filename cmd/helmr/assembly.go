@@ -72,7 +72,7 @@ func openInstallation(ctx context.Context, cfg installationConfig) (_ *installat
 	if cfg.mounts != nil {
 		mounts = cfg.mounts(i.rpc)
 	}
-	i.http = server.New(server.Config{Version: version(), Mounts: mounts}, server.Deps{DB: i.db, Access: i.access, Session: sessions, Turn: turns,
+	i.http = server.New(server.Config{Version: version(), Mounts: mounts}, server.Deps{DB: i.db, Access: i.access, Session: sessions, Turn: turns, Converse: turns,
 		Computer: computers, Deployment: deployments, Catalog: deployments, Bundle: deployments, Logger: cfg.log})
 	return i, nil
 }

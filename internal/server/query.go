@@ -160,6 +160,7 @@ func (c *call) wait() (time.Duration, error) {
 var pathChecks = map[string]func(name, value string) error{
 	"session_id":    checkID,
 	"turn_id":       checkID,
+	"question_id":   checkID,
 	"deployment_id": checkID,
 	"computer_id":   checkComputerID,
 	"agent_id":      checkDeclared,

@@ -19,6 +19,7 @@ type Deps struct {
 	Access     Access
 	Session    Sessions
 	Turn       Turns
+	Converse   Conversations
 	Computer   Computers
 	Deployment Deployments
 	Catalog    Catalog
@@ -48,6 +49,15 @@ type Turns interface {
 	Cancel(ctx context.Context, environmentID string, by api.Actor, sessionID string, req api.ControlRequest) (api.ControlReceipt, error)
 	Get(ctx context.Context, environmentID, sessionID, turnID string) (api.Turn, error)
 	List(ctx context.Context, environmentID, sessionID, cursor string, limit int) (api.TurnPage, error)
+}
+
+// Conversations talks to running Turns: Messages in, Questions out, responses in.
+type Conversations interface {
+	Send(ctx context.Context, environmentID string, by api.Actor, sessionID string, req api.SendRequest) (api.SendReceipt, error)
+	Message(ctx context.Context, environmentID string, by api.Actor, sessionID, turnID string, req api.MessageRequest) (api.MessageReceipt, error)
+	ListQuestions(ctx context.Context, environmentID, sessionID, turnID, cursor string, limit int) (api.QuestionPage, error)
+	GetQuestion(ctx context.Context, environmentID, sessionID, turnID, questionID string) (api.Question, error)
+	Respond(ctx context.Context, environmentID string, by api.Actor, sessionID, turnID, questionID string, req api.RespondRequest) (api.Question, error)
 }
 
 // Computers reads Computers.

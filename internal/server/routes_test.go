@@ -100,7 +100,7 @@ func newWorld(t *testing.T, d *db.DB) *world {
 			t.Fatalf("get session: %v", err)
 		}
 		return map[string]string{"session_id": s.ID, "turn_id": receipt.TurnID, "computer_id": s.ComputerID, "deployment_id": dep.ID,
-			"agent_id": agent, "template_id": "box", "digest": strings.Repeat("ab", 32)}
+			"question_id": id.New(), "agent_id": agent, "template_id": "box", "digest": strings.Repeat("ab", 32)}
 	}
 	w.mine, w.foreign = each(w.Key, "mine"), each(w.OtherKey, "theirs")
 	return w
@@ -112,6 +112,9 @@ const hello = `[{"type":"text","text":"hello"}]`
 var bodies = map[string]string{
 	"createSession":      `{"agent":"mine","input":` + hello + `}`,
 	"enqueueTurn":        `{"input":` + hello + `}`,
+	"sendToSession":      `{"data":` + hello + `}`,
+	"sendMessage":        `{"data":` + hello + `}`,
+	"respondToQuestion":  `{"answer":"yes","response_id":"r"}`,
 	"interruptSession":   `{}`,
 	"resumeSession":      `{"hold_id":"` + id.New() + `"}`,
 	"closeSession":       `{}`,
@@ -177,7 +180,7 @@ func TestSpec_01_07_ForeignIsLikeUnknown(t *testing.T) {
 	dbtest.Each(t, func(t *testing.T, d *db.DB) {
 		w := newWorld(t, d)
 		unknown := map[string]string{"session_id": id.New(), "turn_id": id.New(), "computer_id": id.New(), "deployment_id": id.New(),
-			"agent_id": "nobody", "template_id": "nothing", "digest": strings.Repeat("cd", 32)}
+			"question_id": id.New(), "agent_id": "nobody", "template_id": "nothing", "digest": strings.Repeat("cd", 32)}
 		for _, rt := range w.Routes() {
 			names := pathPart.FindAllStringSubmatch(rt.Path, -1)
 			if len(names) == 0 {

@@ -70,7 +70,7 @@ func Start(t testing.TB, d *db.DB, change func(*server.Config)) *Server {
 		change(&config)
 	}
 	s.Server = server.New(config, server.Deps{
-		DB: d, Access: s.Access, Session: session.NewService(d), Turn: s.Turn, Computer: computer.NewService(d, time.Now),
+		DB: d, Access: s.Access, Session: session.NewService(d), Turn: s.Turn, Converse: s.Turn, Computer: computer.NewService(d, time.Now),
 		Deployment: rooms, Catalog: rooms, Bundle: rooms, Logger: slog.New(slog.NewJSONHandler(log, nil)),
 	})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
