@@ -180,14 +180,14 @@ func diskBound(h *harness) {
 		h.Errorf("the host holds %d MiB for it", used>>20)
 	}
 	// /run is memory with a bound of its own.
-	fmt.Sscan(h.probe("fill", "/run/full"), &word, &written)
+	_, _ = fmt.Sscan(h.probe("fill", "/run/full"), &word, &written)
 	equal(h, "error of a full /run", word, "ENOSPC")
 	// The sandbox lives on, and saves a full disk.
 	h.socket.close()
 	must(h, h.socket.listen())
 	equal(h, "token", h.hello().Token, before.Token)
 	h.save("full")
-	fmt.Sscan(h.probe("fill", "/tmp/full"), &word, &written) // truncates it first
+	_, _ = fmt.Sscan(h.probe("fill", "/tmp/full"), &word, &written) // truncates it first
 	equal(h, "error of a full disk", word, "ENOSPC")
 }
 

@@ -282,14 +282,14 @@ func privileges([]string) error {
 }
 
 func echo(args []string) error {
-	fmt.Fprint(os.Stdout, args[0])
+	_, _ = fmt.Fprint(os.Stdout, args[0])
 	fmt.Fprint(os.Stderr, args[1])
 	return nil
 }
 
 func exit(args []string) error {
 	var code int
-	fmt.Sscan(args[0], &code)
+	_, _ = fmt.Sscan(args[0], &code)
 	os.Exit(code)
 	return nil
 }
