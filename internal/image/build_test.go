@@ -227,7 +227,6 @@ func TestBuildFailures(t *testing.T) {
 		"base":         {Definition{Key: "box", Steps: []Step{{Op: OpFrom, Ref: "localhost:1/none:1"}}}, "helmr image import localhost:1/none:1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			b, err := build(t, cache, src, c.d)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("err = %v, want %q", err, c.want)
@@ -237,6 +236,10 @@ func TestBuildFailures(t *testing.T) {
 			}
 			if b.ArchivePath != "" {
 				t.Errorf("a failed build gave %+v", b)
+			}
+			mounts, err := os.ReadFile("/proc/mounts")
+			if err != nil || strings.Contains(string(mounts), "/"+filepath.Base(filepath.Dir(cache))+"/") {
+				t.Errorf("mounts are left (%v):\n%s", err, mounts)
 			}
 		})
 	}

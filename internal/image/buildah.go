@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -73,6 +74,10 @@ func (b *buildah) name() string { return "buildah" }
 func (b *buildah) command(ctx context.Context, sub string, args ...string) *exec.Cmd {
 	root := filepath.Join(b.dir, b.driver)
 	all := []string{"--root", filepath.Join(root, "root"), "--runroot", filepath.Join(root, "run"), "--storage-driver", b.driver, sub}
+	if b.driver == "overlay" {
+		// Otherwise the storage stays mounted over itself.
+		all = slices.Insert(all, 0, "--storage-opt", "overlay.skip_mount_home=true")
+	}
 	if sub == "bud" || sub == "pull" || sub == "push" {
 		all = append(all, "--signature-policy", filepath.Join(b.dir, "policy.json"))
 	}
@@ -124,7 +129,7 @@ func (b *buildah) build(ctx context.Context, j *job) (string, error) {
 }
 
 func (b *buildah) bud(ctx context.Context, j *job, file, target, idFile string) *exec.Cmd {
-	return b.command(ctx, "bud", "--format", "oci", "--isolation", "chroot", "--network", "host", "--layers", "--timestamp", "0",
+	return b.command(ctx, "bud", "--format", "oci", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--timestamp", "0",
 		"--pull-never", "--ignorefile", filepath.Join(b.dir, "ignore"), "--target", target, "--iidfile", idFile, "--file", file, j.context)
 }
 
