@@ -32,7 +32,7 @@ func tiny(t *testing.T, version string) (cacheDir string) {
 		must(t, os.Mkdir(filepath.Join(root, d), 0o755))
 	}
 	must(t, os.WriteFile(filepath.Join(root, "bin", "busybox"), data, 0o755))
-	for _, applet := range []string{"sh", "ls", "cat", "printf", "mkdir", "stat", "find", "readlink", "ln", "rm", "chmod", "mknod", "mkfifo", "env", "id", "touch"} {
+	for _, applet := range []string{"sh", "ls", "cat", "printf", "mkdir", "stat", "find", "readlink", "ln", "rm", "chmod", "mknod", "mkfifo", "env", "id", "touch", "sleep"} {
 		must(t, os.Symlink("busybox", filepath.Join(root, "bin", applet)))
 	}
 	must(t, os.WriteFile(filepath.Join(root, "etc", "passwd"), []byte("root:x:0:0::/root:/bin/sh\napp:x:1000:1000::/:/bin/sh\n"), 0o644))
@@ -242,6 +242,36 @@ func TestBuildFailures(t *testing.T) {
 				t.Errorf("mounts are left (%v):\n%s", err, mounts)
 			}
 		})
+	}
+}
+
+func TestBuildStopsAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	cache := tiny(t, "24.1.0")
+	b := buildahFor(t, cache)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	_, err := Build(ctx, Options{
+		Definition: from(Step{Op: OpRun, Argv: []string{"sh", "-c", "echo started; sleep 4242"}}), CacheDir: cache, builder: b,
+		SourceRoot: t.TempDir(), Out: filepath.Join(t.TempDir(), "image.tar"), Progress: func(l string) {
+			if l == "started" {
+				stop()
+			}
+		},
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("err = %v", err)
+	}
+	mounts, err := os.ReadFile("/proc/mounts")
+	if err != nil || strings.Contains(string(mounts), cache) {
+		t.Errorf("mounts are left (%v):\n%s", err, mounts)
+	}
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	must(t, err)
+	for _, c := range commands {
+		if line, err := os.ReadFile(c); err == nil && strings.Contains(string(line), "sleep\x004242") {
+			t.Errorf("%s still runs", c)
+		}
 	}
 }
 
