@@ -64,8 +64,8 @@ func (d *DB) tryPostgres(ctx context.Context, fn func(*Tx) error) error {
 	if err := call(fn, tx); err != nil {
 		return err
 	}
-	for _, topic := range tx.topics {
-		if _, err := stx.ExecContext(ctx, "SELECT pg_notify($1, $2)", signalChannel, topic); err != nil {
+	if len(tx.topics) > 0 {
+		if _, err := stx.ExecContext(ctx, "SELECT pg_notify($1, topic) FROM unnest($2::text[]) topic", signalChannel, tx.topics); err != nil {
 			return fmt.Errorf("signal: %w", err)
 		}
 	}

@@ -8,18 +8,18 @@ const (
 
 	sqlInsert = `INSERT INTO turns (id, environment_id, session_id, computer_id, sequence, status, source, input, processing_open, output_bytes, created_at)
 		VALUES (?, ?, ?, ?, ?, 'queued', ?, ?, 0, 0, ?)`
-	sqlUpdate = `UPDATE turns SET status = ?, process_epoch = ?, processing_open = ?, abort_reason = ?, abort_at = ?, output_bytes = ?, messages = ?, questions = ?, deadline_at = ?,
-		save_id = ?, started_at = ?, terminal_at = ? WHERE id = ?`
-	sqlEnd = `UPDATE turns SET result = COALESCE(?, result), response = COALESCE(?, response), error_code = ?, error_message = ?, completion_save_id = ? WHERE id = ?`
-	// A Turn that fails or is interrupted after it staged a response or recorded a result keeps the result hidden and drops the response.
-	sqlDropResponse = `UPDATE turns SET response = NULL WHERE id = ?`
-	sqlHead         = `SELECT ` + rowColumns + ` FROM turns t WHERE t.session_id = ? AND t.status IN ('queued', 'running', 'finalizing') ORDER BY t.sequence LIMIT 1`
-	sqlQueued       = `SELECT ` + rowColumns + ` FROM turns t WHERE t.session_id = ? AND t.status = 'queued' ORDER BY t.sequence`
-	sqlAnyQueued    = `SELECT COUNT(*) FROM (SELECT 1 FROM turns WHERE session_id = ? AND status = 'queued' LIMIT 1) q`
-	sqlPayload      = `SELECT source, input, created_at FROM turns WHERE id = ?`
-	sqlOutcome      = `SELECT result, response FROM turns WHERE id = ?`
-	sqlOfSave       = `SELECT ` + rowColumns + ` FROM turns t WHERE t.save_id = ? AND t.status = 'finalizing' ORDER BY t.session_id, t.sequence`
-	sqlFinalizing   = `SELECT COUNT(*) FROM (SELECT 1 FROM turns WHERE session_id = ? AND status = 'finalizing' LIMIT 1) f`
+	sqlUpdateColumns = `UPDATE turns SET status = ?, process_epoch = ?, processing_open = ?, abort_reason = ?, abort_at = ?, output_bytes = ?, messages = ?,
+		questions = ?, deadline_at = ?, save_id = ?, started_at = ?, terminal_at = ?`
+	sqlUpdate        = sqlUpdateColumns + ` WHERE id = ?`
+	sqlUpdateOutcome = sqlUpdateColumns + `, result = COALESCE(?, result), response = CASE WHEN ? = 1 THEN NULL ELSE COALESCE(?, response) END,
+		error_code = ?, error_message = ?, completion_save_id = ? WHERE id = ?`
+	sqlHead       = `SELECT ` + rowColumns + ` FROM turns t WHERE t.session_id = ? AND t.status IN ('queued', 'running', 'finalizing') ORDER BY t.sequence LIMIT 1`
+	sqlQueued     = `SELECT ` + rowColumns + ` FROM turns t WHERE t.session_id = ? AND t.status = 'queued' ORDER BY t.sequence`
+	sqlAnyQueued  = `SELECT COUNT(*) FROM (SELECT 1 FROM turns WHERE session_id = ? AND status = 'queued' LIMIT 1) q`
+	sqlPayload    = `SELECT source, input, created_at FROM turns WHERE id = ?`
+	sqlOutcome    = `SELECT result, response FROM turns WHERE id = ?`
+	sqlOfSave     = `SELECT ` + rowColumns + ` FROM turns t WHERE t.save_id = ? AND t.status = 'finalizing' ORDER BY t.session_id, t.sequence`
+	sqlFinalizing = `SELECT COUNT(*) FROM (SELECT 1 FROM turns WHERE session_id = ? AND status = 'finalizing' LIMIT 1) f`
 
 	// One row per Session of a Computer that is not released: the Session, its live process, its first unfinished Turn,
 	// and whether it owns a hold.
@@ -90,4 +90,11 @@ const (
 	sqlAdmissionSet    = `UPDATE environment_admissions SET free_at_us = ?, outstanding = ? WHERE environment_id = ?`
 	sqlOutstanding     = `SELECT COUNT(*) FROM turns WHERE environment_id = ? AND status IN ('queued', 'running', 'finalizing')`
 	sqlMaxCausalDepth  = `SELECT max_causal_depth FROM environments WHERE id = ?`
+)
+
+// Retention: what a released Session's Turns held.
+const (
+	sqlExpireTurns     = `UPDATE turns SET input = NULL, result = NULL, response = NULL, error_message = NULL, payload_expired_at = ? WHERE session_id = ?`
+	sqlExpireMessages  = `UPDATE messages SET data = NULL WHERE session_id = ?`
+	sqlExpireQuestions = `UPDATE questions SET prompt = NULL, answer_control = NULL, answer = NULL, payload_expired_at = ? WHERE session_id = ?`
 )

@@ -44,19 +44,16 @@ func (s *Service) begin(tx *db.Tx, environmentID, sessionID string) (*work, *uni
 	return w, u, err
 }
 
-// load locks one Session of the Computer and reads its unit.
+// load reads the unit of one Session of the locked Computer. Whoever changes a Session holds its Computer's lock, so a
+// Session needs none of its own.
 func (w *work) load(sessionID string) (*unit, error) {
-	if _, err := session.Lock(w.tx, sessionID); err != nil {
-		return nil, err
-	}
 	if err := w.read(sqlUnit, sessionID); err != nil {
 		return nil, err
 	}
 	return w.units[len(w.units)-1], nil
 }
 
-// loadAll reads the units of all Sessions of the locked Computer that are not released. Whoever changes a Session holds
-// its Computer's lock, so these need none of their own.
+// loadAll reads the units of all Sessions of the locked Computer that are not released.
 func (w *work) loadAll() error { return w.read(sqlUnitsOfComputer, w.c.ID) }
 
 func (w *work) read(query, arg string) error {
@@ -156,27 +153,25 @@ func (w *work) store(t *row) error {
 		return nil
 	}
 	t.changed = false
-	open := 0
-	if t.ProcessingOpen {
-		open = 1
+	args := []any{string(t.Status), t.ProcessEpoch, flag(t.ProcessingOpen), t.AbortReason, t.AbortAt, t.OutputBytes, t.Messages, t.Questions, t.DeadlineAt, t.SaveID, t.StartedAt, t.terminalAt}
+	query := sqlUpdate
+	if t.Status != Running && t.Status != Queued {
+		// A Turn that does not complete drops its response; its recorded result, if there is one, stays hidden.
+		query = sqlUpdateOutcome
+		drop := t.Status == Failed || t.Status == Interrupted || t.Status == Cancelled
+		args = append(args, text(t.Result), flag(drop), text(t.Response), null(t.ErrorCode), null(t.ErrorMessage), null(t.CompletionSaveID))
 	}
-	_, err := w.tx.Exec(sqlUpdate, string(t.Status), t.ProcessEpoch, open, t.AbortReason, t.AbortAt, t.OutputBytes, t.Messages, t.Questions, t.DeadlineAt, t.SaveID, t.StartedAt, t.terminalAt, t.ID)
-	if err != nil {
+	if _, err := w.tx.Exec(query, append(args, t.ID)...); err != nil {
 		return fmt.Errorf("update turn: %w", err)
 	}
-	if t.Status == Running || t.Status == Queued {
-		return nil
-	}
-	if t.Status == Failed || t.Status == Interrupted || t.Status == Cancelled {
-		if _, err := w.tx.Exec(sqlDropResponse, t.ID); err != nil {
-			return fmt.Errorf("drop response: %w", err)
-		}
-	}
-	_, err = w.tx.Exec(sqlEnd, text(t.Result), text(t.Response), null(t.ErrorCode), null(t.ErrorMessage), null(t.CompletionSaveID), t.ID)
-	if err != nil {
-		return fmt.Errorf("record outcome: %w", err)
-	}
 	return nil
+}
+
+func flag(on bool) int {
+	if on {
+		return 1
+	}
+	return 0
 }
 
 // end moves the head of u to a terminal status with its event, and takes up the next Turn in line.
