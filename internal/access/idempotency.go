@@ -24,10 +24,14 @@ type Request struct {
 	Target        string // the resource acted on, "" for creations
 	Key           string // "" means: not idempotent
 	Body          any    // what must be equal when the key is used again, without the key itself
+	// SessionID points at the Session that the request is about, once do has run: the record expires with its history.
+	// nil: it is about none.
+	SessionID *string
 }
 
 // Idempotent runs do at most once per key. The first run's receipt (a pointer to a JSON value that do fills) is kept in
-// the same transaction; a repeated request gets it back, one with another body fails with idempotency_conflict.
+// the same transaction; a repeated request gets it back, one with another body fails with idempotency_conflict, and one
+// whose Session's history has expired with idempotency_expired.
 func Idempotent(tx *db.Tx, r Request, receipt any, do func() error) error {
 	if r.Key == "" {
 		return do()
@@ -40,9 +44,13 @@ func Idempotent(tx *db.Tx, r Request, receipt any, do func() error) error {
 		return err
 	}
 	var haveHash, have string
-	found, err := tx.Get([]any{&haveHash, &have}, sqlIdempotencyGet, r.EnvironmentID, r.Caller, r.Operation, r.Target, r.Key)
+	var expired *int64
+	found, err := tx.Get([]any{&haveHash, &have, &expired}, sqlIdempotencyGet, r.EnvironmentID, r.Caller, r.Operation, r.Target, r.Key)
 	if err != nil {
 		return fmt.Errorf("read idempotency record: %w", err)
+	}
+	if expired != nil {
+		return fault.New(fault.IdempotencyExpired, "idempotency_key was used for a request whose history has expired; use a new key for a new request")
 	}
 	if found {
 		if haveHash != hash {
@@ -57,7 +65,7 @@ func Idempotent(tx *db.Tx, r Request, receipt any, do func() error) error {
 	if err != nil {
 		return fmt.Errorf("encode receipt: %w", err)
 	}
-	_, err = tx.Exec(sqlIdempotencyPut, r.EnvironmentID, r.Caller, r.Operation, r.Target, r.Key, hash, string(text), db.Millis(time.Now()))
+	_, err = tx.Exec(sqlIdempotencyPut, r.EnvironmentID, r.Caller, r.Operation, r.Target, r.Key, hash, string(text), r.SessionID, db.Millis(time.Now()))
 	if err != nil {
 		return fmt.Errorf("write idempotency record: %w", err)
 	}
@@ -87,4 +95,12 @@ func hashBody(body any) (string, error) {
 	}
 	sum := sha256.Sum256(raw)
 	return hex.EncodeToString(sum[:]), nil
+}
+
+// ExpireIdempotency makes the keys of requests about a Session answer idempotency_expired from now on.
+func ExpireIdempotency(tx *db.Tx, sessionID string, now int64) error {
+	if _, err := tx.Exec(sqlIdempotencyExpire, now, sessionID); err != nil {
+		return fmt.Errorf("expire idempotency records: %w", err)
+	}
+	return nil
 }

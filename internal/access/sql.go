@@ -1,10 +1,11 @@
 package access
 
 const (
-	sqlIdempotencyGet = `SELECT request_hash, receipt FROM idempotency_records
+	sqlIdempotencyGet = `SELECT request_hash, receipt, expired_at FROM idempotency_records
 		WHERE environment_id = ? AND caller = ? AND operation = ? AND target = ? AND idempotency_key = ?`
 	sqlIdempotencyPut = `INSERT INTO idempotency_records
-		(environment_id, caller, operation, target, idempotency_key, request_hash, receipt, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`
+		(environment_id, caller, operation, target, idempotency_key, request_hash, receipt, session_id, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`
+	sqlIdempotencyExpire = `UPDATE idempotency_records SET request_hash = '', receipt = '', expired_at = ? WHERE session_id = ? AND expired_at IS NULL`
 )
 
 const limitColumns = `max_resident_computers, max_cpu_millis, max_memory_bytes, max_reserved_storage_bytes, max_outstanding_admissions,

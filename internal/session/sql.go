@@ -25,6 +25,12 @@ const (
 	sqlEventOfOp   = `SELECT sequence FROM session_events WHERE session_id = ? AND process_epoch = ? AND operation = ?`
 	sqlEventState  = `SELECT last_event_sequence, retained_after, status, released_at FROM sessions WHERE environment_id = ? AND id = ?`
 
+	// The expression of the index sessions_expiring.
+	sqlExpiring = `SELECT id FROM sessions WHERE payload_expired_at IS NULL AND history_retention_mode = 'duration'
+		AND released_at + history_retention_seconds * 1000 <= ? ORDER BY released_at + history_retention_seconds * 1000 LIMIT ?`
+	sqlExpire       = `UPDATE sessions SET payload_expired_at = ? WHERE id = ? AND released_at IS NOT NULL AND payload_expired_at IS NULL`
+	sqlExpireEvents = `UPDATE session_events SET data = NULL WHERE session_id = ? AND data IS NOT NULL`
+
 	sqlHoldInsert  = `INSERT INTO holds (id, session_id, scope, reason, created_at) VALUES (?, ?, ?, ?, ?)`
 	sqlHoldRelease = `UPDATE holds SET released_at = ? WHERE id = ? AND session_id = ? AND released_at IS NULL`
 	sqlHoldReason  = `SELECT reason FROM holds WHERE id = ? AND session_id = ? AND released_at IS NULL`

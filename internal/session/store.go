@@ -294,3 +294,26 @@ func CausalDepth(tx *db.Tx, sessionID string) (int64, error) {
 	_, err := tx.Get([]any{&n}, sqlCausalDepth, sessionID)
 	return n, err
 }
+
+// Expiring gives released Sessions whose history is due to lose its payloads, at most limit.
+func Expiring(tx *db.Tx, now int64, limit int) ([]string, error) {
+	var out []string
+	err := tx.Query(func(sc func(...any) error) error {
+		var one string
+		err := sc(&one)
+		out = append(out, one)
+		return err
+	}, sqlExpiring, now, limit)
+	return out, err
+}
+
+// Expire takes the data out of a released Session's events; records and sequences stay. It tells whether this call did
+// it. Nothing else changes a released Session, so that no lock is needed.
+func Expire(tx *db.Tx, sessionID string, now int64) (bool, error) {
+	n, err := tx.Exec(sqlExpire, now, sessionID)
+	if err != nil || n == 0 {
+		return false, err
+	}
+	_, err = tx.Exec(sqlExpireEvents, sessionID)
+	return true, err
+}

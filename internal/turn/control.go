@@ -20,7 +20,7 @@ func (s *Service) control(ctx context.Context, environmentID string, by api.Acto
 	var out api.ControlReceipt
 	err := s.db.Write(ctx, func(tx *db.Tx) error {
 		out = api.ControlReceipt{}
-		scope := access.Request{EnvironmentID: environmentID, Caller: by.String(), Operation: "session." + name, Target: sessionID, Key: key, Body: body}
+		scope := access.Request{EnvironmentID: environmentID, Caller: by.String(), Operation: "session." + name, Target: sessionID, Key: key, Body: body, SessionID: &sessionID}
 		return access.Idempotent(tx, scope, &out, func() error {
 			w, u, err := s.begin(tx, environmentID, sessionID)
 			if err != nil {

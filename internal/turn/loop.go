@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"helmr.dev/helmr/internal/access"
 	"helmr.dev/helmr/internal/computer"
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/loop"
@@ -25,6 +26,7 @@ func (s *Service) Loops() []loop.Piece {
 		{Name: "turn.overdue", Every: time.Second, Run: s.overdue},
 		{Name: "turn.idle", Every: 10 * time.Second, Run: s.closeIdle},
 		{Name: "turn.closing", Every: time.Minute, Topics: []string{closingTopic}, Run: s.closing},
+		{Name: "turn.retention", Every: retentionEvery, Run: s.expire},
 		{Name: "turn.lost", Every: 10 * time.Second, Topics: []string{computer.LostTopic}, Run: s.lostWorkers},
 	}
 }
@@ -192,6 +194,47 @@ func (s *Service) lostWorkers(ctx context.Context) (time.Duration, error) {
 		}))
 	}
 	return 0, errors.Join(errs...)
+}
+
+// The sweep of expired history: how often, and how many Sessions each time.
+const (
+	retentionEvery    = time.Minute
+	retentionSessions = 100
+)
+
+// expire takes the payloads out of Sessions whose history has been kept for its time. Ids, statuses, sequences, times and
+// error codes stay.
+func (s *Service) expire(ctx context.Context) (time.Duration, error) {
+	now := db.Millis(s.now())
+	var due []string
+	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
+		due, err = session.Expiring(tx, now, retentionSessions)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("find expired sessions: %w", err)
+	}
+	for _, sessionID := range due {
+		err := s.db.Write(ctx, func(tx *db.Tx) error {
+			did, err := session.Expire(tx, sessionID, now)
+			if err != nil || !did {
+				return err
+			}
+			for _, q := range []string{sqlExpireTurns, sqlExpireQuestions} {
+				if _, err := tx.Exec(q, now, sessionID); err != nil {
+					return err
+				}
+			}
+			if _, err := tx.Exec(sqlExpireMessages, sessionID); err != nil {
+				return err
+			}
+			return access.ExpireIdempotency(tx, sessionID, now)
+		})
+		if err != nil {
+			return 0, fmt.Errorf("expire session %s: %w", sessionID, err)
+		}
+	}
+	return 0, nil
 }
 
 func list(tx *db.Tx, query string, args ...any) ([]string, error) {

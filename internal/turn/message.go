@@ -89,7 +89,7 @@ func (s *Service) Send(ctx context.Context, environmentID string, by api.Actor, 
 	}
 	err = s.db.Write(ctx, func(tx *db.Tx) error {
 		out = api.SendReceipt{}
-		scope := access.Request{EnvironmentID: environmentID, Caller: by.String(), Operation: "session.send", Target: sessionID, Key: req.IdempotencyKey, Body: data}
+		scope := access.Request{EnvironmentID: environmentID, Caller: by.String(), Operation: "session.send", Target: sessionID, Key: req.IdempotencyKey, Body: data, SessionID: &sessionID}
 		return access.Idempotent(tx, scope, &out, func() error {
 			w, u, err := s.begin(tx, environmentID, sessionID)
 			if err != nil {
@@ -139,7 +139,7 @@ func (s *Service) Message(ctx context.Context, environmentID string, by api.Acto
 	}
 	err = s.db.Write(ctx, func(tx *db.Tx) error {
 		out = api.MessageReceipt{}
-		scope := access.Request{EnvironmentID: environmentID, Caller: by.String(), Operation: "turn.message", Target: sessionID + "/" + turnID, Key: req.IdempotencyKey, Body: data}
+		scope := access.Request{EnvironmentID: environmentID, Caller: by.String(), Operation: "turn.message", Target: sessionID + "/" + turnID, Key: req.IdempotencyKey, Body: data, SessionID: &sessionID}
 		return access.Idempotent(tx, scope, &out, func() error {
 			w, u, err := s.begin(tx, environmentID, sessionID)
 			if err != nil {

@@ -53,7 +53,7 @@ func (s *Service) CreateSession(ctx context.Context, environmentID string, by ap
 	body.IdempotencyKey = ""
 	err = s.db.Write(ctx, func(tx *db.Tx) error {
 		out = api.SessionCreateReceipt{}
-		scope := access.Request{EnvironmentID: environmentID, Caller: by.String(), Operation: "session.create", Key: req.IdempotencyKey, Body: body}
+		scope := access.Request{EnvironmentID: environmentID, Caller: by.String(), Operation: "session.create", Key: req.IdempotencyKey, Body: body, SessionID: &out.SessionID}
 		return access.Idempotent(tx, scope, &out, func() error {
 			if req.Key != "" {
 				sessionID, computerID, err := session.ByKey(tx, environmentID, req.Agent, req.Key)
@@ -170,7 +170,7 @@ func (s *Service) Enqueue(ctx context.Context, environmentID string, by api.Acto
 	}
 	err = s.db.Write(ctx, func(tx *db.Tx) error {
 		out = api.EnqueueReceipt{}
-		scope := access.Request{EnvironmentID: environmentID, Caller: by.String(), Operation: "session.enqueue", Target: sessionID, Key: req.IdempotencyKey, Body: input}
+		scope := access.Request{EnvironmentID: environmentID, Caller: by.String(), Operation: "session.enqueue", Target: sessionID, Key: req.IdempotencyKey, Body: input, SessionID: &sessionID}
 		return access.Idempotent(tx, scope, &out, func() error {
 			return s.enqueueOn(tx, environmentID, sessionID, input, func(t *row) {
 				out = api.EnqueueReceipt{SessionID: sessionID, TurnID: t.ID, Sequence: t.Sequence}

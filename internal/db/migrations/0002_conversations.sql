@@ -1,5 +1,11 @@
 -- Conversations: live Messages, Questions, admission limits of Environments, retention.
 
+-- access
+-- Records about a Session expire with its history: what was asked and answered is gone, that it was asked is known.
+ALTER TABLE idempotency_records ADD COLUMN session_id TEXT;
+ALTER TABLE idempotency_records ADD COLUMN expired_at BIGINT;
+CREATE INDEX idempotency_records_session ON idempotency_records (session_id) WHERE session_id IS NOT NULL AND expired_at IS NULL;
+
 -- computer
 -- reserved_mib is at least the disk that the Environment's Computers reserve: it grows with each Computer and is counted
 -- anew only when it would pass the limit.
@@ -11,7 +17,7 @@ CREATE TABLE environment_reservations (
 -- session
 -- When what a released Session held was taken out of its history.
 ALTER TABLE sessions ADD COLUMN payload_expired_at BIGINT;
-CREATE INDEX sessions_expiring ON sessions (released_at) WHERE released_at IS NOT NULL AND payload_expired_at IS NULL AND history_retention_mode = 'duration';
+CREATE INDEX sessions_expiring ON sessions ((released_at + history_retention_seconds * 1000)) WHERE payload_expired_at IS NULL AND history_retention_mode = 'duration';
 
 -- turn
 -- messages and questions count what the Turn was given and has asked: the number of the next one, and whether to look.
