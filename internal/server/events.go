@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"helmr.dev/helmr/client/api"
-	"helmr.dev/helmr/internal/session"
 )
 
 func (s *Server) listEvents(c *call) (api.EventPage, error) {
@@ -27,8 +26,8 @@ const (
 	flushBytes  = 256 << 10
 )
 
-// streamEvents follows a Session's events. It subscribes before it reads, so that no event falls between; the first read
-// settles whether there is a stream at all. No transaction is open while a batch is sent. A caller who left or stopped
+// streamEvents follows a Session's events: from the database until it has caught up, then from the feed it shares with
+// the Session's other streams. The first read settles whether there is a stream at all. No transaction is open while a batch is sent. A caller who left or stopped
 // reading is no failure: sending errors end the stream quietly.
 func (s *Server) streamEvents(c *call) error {
 	sessionID := c.path("session_id")
@@ -41,8 +40,6 @@ func (s *Server) streamEvents(c *call) error {
 			return err
 		}
 	}
-	sub := s.deps.DB.Hub().Subscribe(session.Topic(sessionID))
-	defer sub.Close()
 	var out *eventWriter
 	heartbeat := time.NewTicker(s.config.Heartbeat)
 	defer heartbeat.Stop()
@@ -78,8 +75,40 @@ func (s *Server) streamEvents(c *call) error {
 		if out.flush() != nil {
 			return nil
 		}
-		if !page.HasMore && !s.idle(c, out, sub.C, heartbeat) {
-			return nil
+		if !page.HasMore {
+			var over bool
+			if after, over = s.followFeed(c, out, sessionID, after, heartbeat); over {
+				return nil
+			}
+		}
+	}
+}
+
+// followFeed sends what the Session's feed brings to a stream that has caught up. It returns when the stream is over, or
+// has fallen so far behind that it has to read from the database again.
+func (s *Server) followFeed(c *call, out *eventWriter, sessionID string, after int64, heartbeat *time.Ticker) (position int64, over bool) {
+	feed, leave := s.feeds.follow(c.env(), sessionID, after)
+	defer leave()
+	for {
+		blocks, last, ended, behind, changed := feed.since(after)
+		if behind {
+			return after, false
+		}
+		for _, b := range blocks {
+			out.buf = append(out.buf, b...)
+			if len(out.buf) > flushBytes && out.flush() != nil {
+				return after, true
+			}
+		}
+		after = last
+		if ended {
+			out.event(0, "end", []byte("{}"))
+		}
+		if len(out.buf) > 0 && out.flush() != nil || ended {
+			return after, true
+		}
+		if !s.idle(c, out, changed, heartbeat) {
+			return after, true
 		}
 	}
 }

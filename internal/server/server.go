@@ -36,6 +36,7 @@ type Server struct {
 	table   []route
 	metrics *metrics
 	handler http.Handler
+	feeds   *feeds
 
 	stopping context.Context // done: streams and long-polls end
 	stop     context.CancelFunc
@@ -54,6 +55,7 @@ func New(config Config, deps Deps) *Server {
 	}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.late, s.stopLate = context.WithCancel(context.Background())
+	s.feeds = newFeeds(s.stopping, deps.DB.Hub(), deps.Session)
 	s.metrics = newMetrics(config.Registry)
 	s.table = s.routes()
 	s.handler = s.newMux()
