@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"helmr.dev/helmr/internal/db"
@@ -219,4 +223,70 @@ func BenchmarkWrite(b *testing.B) {
 			}
 		}
 	})
+}
+
+// TestAFullDiskLosesNothingAcknowledged fills the file system of a SQLite database while writes share commits: each write
+// that was acknowledged is there, each that was refused is not, and writing goes on once there is room.
+func TestAFullDiskLosesNothingAcknowledged(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("mounting a small file system needs root")
+	}
+	dir := t.TempDir()
+	if err := syscall.Mount("none", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatalf("mount: %v", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	d := dbtest.Open(t, "sqlite:"+filepath.Join(dir, "helmr.db"))
+	setup(t, d)
+	big := strings.Repeat("x", 8<<10)
+	var mu sync.Mutex
+	acknowledged := map[int]bool{}
+	var wg sync.WaitGroup
+	for i := range 400 {
+		wg.Go(func() {
+			err := d.Write(context.Background(), func(tx *db.Tx) error {
+				_, err := tx.Exec(`INSERT INTO notes (id, text) VALUES (?, ?)`, i, fmt.Sprint(i, big))
+				return err
+			})
+			mu.Lock()
+			defer mu.Unlock()
+			acknowledged[i] = err == nil
+		})
+	}
+	wg.Wait()
+	have := map[int]bool{}
+	err := d.Read(t.Context(), func(tx *db.Tx) error {
+		return tx.Query(func(scan func(...any) error) error {
+			var id int
+			err := scan(&id)
+			have[id] = true
+			return err
+		}, `SELECT id FROM notes`)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := 0
+	for i, ok := range acknowledged {
+		if have[i] != ok {
+			t.Errorf("write %d: acknowledged %v, there %v", i, ok, have[i])
+		}
+		if !ok {
+			refused++
+		}
+	}
+	if refused == 0 || refused == len(acknowledged) {
+		t.Fatalf("%d of %d writes were refused: the disk was not filled half-way", refused, len(acknowledged))
+	}
+	if err := syscall.Mount("none", dir, "tmpfs", syscall.MS_REMOUNT, "size=64m"); err != nil {
+		t.Fatalf("grow: %v", err)
+	}
+	err = d.Write(t.Context(), func(tx *db.Tx) error {
+		_, err := tx.Exec(`INSERT INTO notes (id, text) VALUES (10000, 'room again')`)
+		return err
+	})
+	if err != nil {
+		t.Fatalf("with room again: %v", err)
+	}
 }

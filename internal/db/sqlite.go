@@ -155,22 +155,26 @@ func (w *writer) batch(first *job) {
 	}
 	jobs := make([]*job, 0, 8)
 	began := time.Now()
+	var broken error
 	for j := first; j != nil; {
 		jobs = append(jobs, j)
-		w.run(ctx, j)
+		broken = w.run(ctx, j)
 		j = nil
-		if len(jobs) < batchWrites && time.Since(began) < batchTime {
+		if broken == nil && len(jobs) < batchWrites && time.Since(began) < batchTime {
 			select {
 			case j = <-w.in:
 			default:
 			}
 		}
 	}
-	if _, err := w.conn.ExecContext(ctx, "COMMIT"); err != nil {
-		_, _ = w.conn.ExecContext(ctx, "ROLLBACK")
+	if broken == nil {
+		_, broken = w.conn.ExecContext(ctx, "COMMIT")
+	}
+	if broken != nil {
+		_, _ = w.conn.ExecContext(ctx, "ROLLBACK") // fails where SQLite has rolled back by itself
 		for _, j := range jobs {
 			if j.err == nil {
-				j.err = fmt.Errorf("commit: %w", err)
+				j.err = fmt.Errorf("commit: %w", broken)
 				j.topics = nil
 			}
 		}
@@ -181,26 +185,28 @@ func (w *writer) batch(first *job) {
 	}
 }
 
-func (w *writer) run(ctx context.Context, j *job) {
+// run runs one job in a savepoint. An error of run itself means that the shared transaction is not whole any more: SQLite
+// rolls it back by itself when the disk is full, and what follows would then commit alone.
+func (w *writer) run(ctx context.Context, j *job) error {
 	if j.err = j.ctx.Err(); j.err != nil {
-		return
+		return nil
 	}
 	if _, err := w.exec(ctx, "SAVEPOINT job"); err != nil {
-		j.err = fmt.Errorf("savepoint: %w", err)
-		return
+		return fmt.Errorf("savepoint: %w", err)
 	}
 	tx := &Tx{db: w.db, q: w.conn, ctx: ctx, prepare: func(q string) (*sql.Stmt, error) { return w.stmt(ctx, q) }}
-	j.err = call(j.fn, tx)
-	if j.err != nil {
+	if j.err = call(j.fn, tx); j.err != nil {
 		if _, err := w.exec(ctx, "ROLLBACK TO job"); err != nil {
-			j.err = errors.Join(j.err, fmt.Errorf("roll back: %w", err))
+			return fmt.Errorf("roll back: %w", errors.Join(err, j.err))
 		}
-	} else {
+	}
+	if _, err := w.exec(ctx, "RELEASE job"); err != nil {
+		return fmt.Errorf("release: %w", err)
+	}
+	if j.err == nil {
 		j.topics = tx.topics
 	}
-	if _, err := w.exec(ctx, "RELEASE job"); err != nil && j.err == nil {
-		j.err = fmt.Errorf("release: %w", err)
-	}
+	return nil
 }
 
 // call runs fn and turns a panic into an error, so that one bad write cannot take the writer down.
