@@ -193,6 +193,7 @@ type proc struct {
 	delivered []string // Turns handed to the handler: at most once each
 	turnID    string
 	controls  map[string]string
+	passed    []string // keys of controls that the Worker says it has passed on
 	exited    bool
 	stopping  bool
 	acks      map[int64]string
@@ -229,7 +230,7 @@ func (h *host) exchange() *workerpb.ExchangeResponse {
 		req.SaveId = h.save.GetSaveId()
 	}
 	for _, p := range h.processes {
-		req.Processes = append(req.Processes, &workerpb.ObservedProcess{SessionId: p.session, Epoch: p.epoch, TurnId: p.turnID, Exited: p.exited})
+		req.Processes = append(req.Processes, &workerpb.ObservedProcess{SessionId: p.session, Epoch: p.epoch, TurnId: p.turnID, Exited: p.exited, Controls: p.passed})
 		if len(p.unacked) > 0 {
 			req.Operations = append(req.Operations, &workerpb.ProcessOperations{SessionId: p.session, Epoch: p.epoch, Operations: p.unacked})
 		}

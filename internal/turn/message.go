@@ -109,7 +109,10 @@ func (s *Service) Send(ctx context.Context, environmentID string, by api.Actor, 
 			return w.flush()
 		})
 	})
-	return out, err
+	if err != nil {
+		return api.SendReceipt{}, err
+	}
+	return out, nil
 }
 
 // sendAsTurn queues data, unless a hold would let it wait for an unknown time.
@@ -158,7 +161,10 @@ func (s *Service) Message(ctx context.Context, environmentID string, by api.Acto
 			return w.flush()
 		})
 	})
-	return out, err
+	if err != nil {
+		return api.MessageReceipt{}, err
+	}
+	return out, nil
 }
 
 func requireTurn(tx *db.Tx, sessionID, turnID string) error {
