@@ -252,7 +252,12 @@ func (d *dev) key(ctx context.Context, svc *access.Service) (string, error) {
 			return "", hinted{fmt.Errorf("%s is broken", path), "remove the file: helmr dev then makes another key"}
 		}
 	}
-	if _, err := svc.Bootstrap(ctx, access.BootstrapOptions{APIKey: keys.APIKey}); err != nil {
+	// As with helmr server bootstrap, the settings count on the first start on a data folder.
+	limits, err := access.LimitsFrom(func(name string) (string, bool) { v := d.app.getenv(name); return v, v != "" })
+	if err != nil {
+		return "", settingsError(err)
+	}
+	if _, err := svc.Bootstrap(ctx, access.BootstrapOptions{APIKey: keys.APIKey, Limits: limits}); err != nil {
 		return "", err
 	}
 	return keys.APIKey, nil
