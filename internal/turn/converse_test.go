@@ -4,14 +4,55 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
+	"testing"
 
 	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/db/dbtest"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/id"
 	"helmr.dev/helmr/internal/session"
+	workerpb "helmr.dev/helmr/internal/worker/proto"
 )
+
+// eachCase runs a test for every case on each database. The cases share the database one after the other: a fresh one is
+// slow to make.
+func eachCase[T any](t *testing.T, cases []T, name func(T) string, test func(w *world, c T)) {
+	t.Helper()
+	dbtest.Each(t, func(t *testing.T, d *db.DB) {
+		w := setup(t, d)
+		for _, c := range cases {
+			t.Run(name(c), func(t *testing.T) {
+				_, err := w.computers.RegisterWorker(t.Context(), &workerpb.RegisterRequest{Name: "w1", Secret: strings.Repeat("s", 32), CpuMillis: 1 << 20, MemoryMib: 1 << 30, DiskMib: 1 << 40})
+				if err != nil {
+					t.Fatal(err)
+				}
+				own := *w
+				own.t = t
+				test(&own, c)
+			})
+		}
+	})
+}
+
+// endCase is a way in which something ends.
+type endCase struct {
+	name string
+	do   func(w *world, h *host, p *proc)
+}
+
+func endCases(cases map[string]func(w *world, h *host, p *proc)) []endCase {
+	var out []endCase
+	for _, name := range slices.Sorted(maps.Keys(cases)) {
+		out = append(out, endCase{name, cases[name]})
+	}
+	return out
+}
+
+func (c endCase) String() string { return c.name }
 
 // exec runs statements of a test's own making.
 func (w *world) exec(query string, args ...any) {

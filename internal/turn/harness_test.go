@@ -82,7 +82,7 @@ func (w *world) seed() {
 		exec(tx, `INSERT INTO projects (id, organization_id, slug, name, created_at) VALUES (?, ?, 'p', 'p', 0)`, project, org)
 		exec(tx, `INSERT INTO environments (id, project_id, slug, name, color_hex, is_default, history_retention_mode, max_resident_computers, max_cpu_millis, max_memory_bytes,
 			max_reserved_storage_bytes, max_outstanding_admissions, max_causal_depth, admission_rate_per_second, admission_burst, preparation_timeout_ms, created_at, updated_at)
-			VALUES (?, ?, 'e', 'e', '#000000', 1, 'keep', 16, 32000, 68719476736, 1000000000000000, 1000, 16, 100, 1000, 1, 0, 0)`, w.env, project)
+			VALUES (?, ?, 'e', 'e', '#000000', 1, 'keep', 1000, 1000000, 1000000000000000, 1000000000000000, 1000, 16, 100, 1000, 1, 0, 0)`, w.env, project)
 		exec(tx, `INSERT INTO bundles (environment_id, digest, manifest, created_at) VALUES (?, 'b', '{"program":{"digest":"p","entry":"index.mjs"}}', 0)`, w.env)
 		exec(tx, `INSERT INTO deployments (id, environment_id, version, bundle_digest, program_digest, program_entry, created_at) VALUES (?, ?, 1, 'b', 'p', 'index.mjs', 0)`, dep, w.env)
 		exec(tx, `INSERT INTO current_deployments (environment_id, deployment_id) VALUES (?, ?)`, w.env, dep)

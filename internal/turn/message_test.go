@@ -17,12 +17,13 @@ import (
 // The columns of the table "Input to an existing Session", for every call.
 func TestSpec_05_10_WhereInputGoes(t *testing.T) {
 	t.Parallel()
-	cases := []struct {
+	type where struct {
 		state string
 		// enter brings a Session into the state and gives it with the Turn that a Message names.
 		enter                  func(w *world) (sessionID, turnID string)
 		enqueue, send, message string // a refusal, or what became of it
-	}{
+	}
+	cases := []where{
 		{"running, processing open", func(w *world) (string, string) {
 			r, _, _ := w.running("echo")
 			return r.SessionID, r.TurnID
@@ -96,37 +97,32 @@ func TestSpec_05_10_WhereInputGoes(t *testing.T) {
 			return r.SessionID, r.TurnID
 		}, "session_terminal", "session_terminal", "message_closed"},
 	}
-	for _, c := range cases {
-		t.Run(c.state, func(t *testing.T) {
-			t.Parallel()
-			each(t, func(w *world) {
-				sessionID, turnID := c.enter(w)
-				m, err := w.tryMessage(sessionID, turnID, "x")
-				if got := m.Status + code(err); got != c.message {
-					w.t.Errorf("message: %s, want %s", got, c.message)
-				}
-				s, err := w.trySend(sessionID, "x")
-				if got := s.Kind + code(err); got != c.send {
-					w.t.Errorf("send: %s, want %s", got, c.send)
-				}
-				if (s.Kind == "messaged") != (s.MessageID != "") || (s.Kind == "messaged" && s.TurnID != turnID) || (err == nil && s.ID == "") {
-					w.t.Errorf("receipt of send: %+v", s)
-				}
-				before := w.kinds(sessionID)
-				e, err := w.turns.Enqueue(w.t.Context(), w.env, w.by, sessionID, api.EnqueueRequest{Input: text("x")})
-				got := code(err)
-				if err == nil {
-					got = w.turn(sessionID, e.TurnID).Status
-				}
-				if got != c.enqueue {
-					w.t.Errorf("enqueue: %s, want %s", got, c.enqueue)
-				}
-				if err != nil && len(w.kinds(sessionID)) != len(before) {
-					w.t.Error("a refused call left an event")
-				}
-			})
-		})
-	}
+	eachCase(t, cases, func(c where) string { return c.state }, func(w *world, c where) {
+		sessionID, turnID := c.enter(w)
+		m, err := w.tryMessage(sessionID, turnID, "x")
+		if got := m.Status + code(err); got != c.message {
+			w.t.Errorf("message: %s, want %s", got, c.message)
+		}
+		s, err := w.trySend(sessionID, "x")
+		if got := s.Kind + code(err); got != c.send {
+			w.t.Errorf("send: %s, want %s", got, c.send)
+		}
+		if (s.Kind == "messaged") != (s.MessageID != "") || (s.Kind == "messaged" && s.TurnID != turnID) || (err == nil && s.ID == "") {
+			w.t.Errorf("receipt of send: %+v", s)
+		}
+		before := w.kinds(sessionID)
+		e, err := w.turns.Enqueue(w.t.Context(), w.env, w.by, sessionID, api.EnqueueRequest{Input: text("x")})
+		got := code(err)
+		if err == nil {
+			got = w.turn(sessionID, e.TurnID).Status
+		}
+		if got != c.enqueue {
+			w.t.Errorf("enqueue: %s, want %s", got, c.enqueue)
+		}
+		if err != nil && len(w.kinds(sessionID)) != len(before) {
+			w.t.Error("a refused call left an event")
+		}
+	})
 }
 
 func TestSpec_05_10_UnknownSessionsAndTurnsAreNotFound(t *testing.T) {
@@ -162,12 +158,15 @@ func TestSpec_02_08_MessagesCarryInputContentOnly(t *testing.T) {
 // Every row of the table of Messages, with its event.
 func TestSpec_05_11_EachArrowOfAMessage(t *testing.T) {
 	t.Parallel()
-	started := func(h *host, p *proc, messageID string) { h.op(p, `"type":"message_started","turnId":%q,"messageId":%q`, p.turnID, messageID) }
-	cases := []struct {
+	started := func(h *host, p *proc, messageID string) {
+		h.op(p, `"type":"message_started","turnId":%q,"messageId":%q`, p.turnID, messageID)
+	}
+	type arrow struct {
 		row                      string
 		do                       func(w *world, h *host, p *proc, messageID string)
 		status, delivery, reason string
-	}{
+	}
+	cases := []arrow{
 		{"accepted", func(*world, *host, *proc, string) {}, "admitted", "admitted", ""},
 		{"handler called", func(_ *world, h *host, p *proc, m string) { started(h, p, m) }, "started", "started", ""},
 		{"handler resolves", func(_ *world, h *host, p *proc, m string) {
@@ -226,30 +225,25 @@ func TestSpec_05_11_EachArrowOfAMessage(t *testing.T) {
 			h.exchange()
 		}, "rejected", "uncertain", "process_lost"},
 	}
-	for _, c := range cases {
-		t.Run(c.row, func(t *testing.T) {
-			t.Parallel()
-			each(t, func(w *world) {
-				r, h, p := w.running("echo")
-				messageID := w.message(r.SessionID, r.TurnID, "x")
-				if got, want := w.data(r.SessionID, "message.admitted"), fmt.Sprintf(`{"data":[{"text":"x","type":"text"}],"delivery":"admitted","message_id":%q,"status":"admitted"}`, messageID); got != want {
-					w.t.Fatalf("message.admitted is %s, want %s", got, want)
-				}
-				c.do(w, h, p, messageID)
-				want := fmt.Sprintf(`{"delivery":%q,"message_id":%q,"status":%q}`, c.delivery, messageID, c.status)
-				if c.reason != "" {
-					want = fmt.Sprintf(`{"delivery":%q,"message_id":%q,"reason":%q,"status":%q}`, c.delivery, messageID, c.reason, c.status)
-				}
-				got := w.data(r.SessionID, "message."+c.status)
-				if c.status == "admitted" {
-					got = strings.Replace(got, `"data":[{"text":"x","type":"text"}],`, "", 1)
-				}
-				if got != want {
-					w.t.Fatalf("message.%s is %s, want %s", c.status, got, want)
-				}
-			})
-		})
-	}
+	eachCase(t, cases, func(c arrow) string { return c.row }, func(w *world, c arrow) {
+		r, h, p := w.running("echo")
+		messageID := w.message(r.SessionID, r.TurnID, "x")
+		if got, want := w.data(r.SessionID, "message.admitted"), fmt.Sprintf(`{"data":[{"text":"x","type":"text"}],"delivery":"admitted","message_id":%q,"status":"admitted"}`, messageID); got != want {
+			w.t.Fatalf("message.admitted is %s, want %s", got, want)
+		}
+		c.do(w, h, p, messageID)
+		want := fmt.Sprintf(`{"delivery":%q,"message_id":%q,"status":%q}`, c.delivery, messageID, c.status)
+		if c.reason != "" {
+			want = fmt.Sprintf(`{"delivery":%q,"message_id":%q,"reason":%q,"status":%q}`, c.delivery, messageID, c.reason, c.status)
+		}
+		got := w.data(r.SessionID, "message."+c.status)
+		if c.status == "admitted" {
+			got = strings.Replace(got, `"data":[{"text":"x","type":"text"}],`, "", 1)
+		}
+		if got != want {
+			w.t.Fatalf("message.%s is %s, want %s", c.status, got, want)
+		}
+	})
 }
 
 func TestSpec_03_14_MessagesComeInTheOrderOfAcceptance(t *testing.T) {
@@ -320,32 +314,27 @@ func TestSpec_03_14_AMessageIsStartedOnce(t *testing.T) {
 // is refused, and refused again when the answer was lost.
 func TestSpec_05_06_AMessageNotStartedInTimeIsNotStarted(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(w *world, h *host, p *proc){
+	eachCase(t, endCases(map[string]func(w *world, h *host, p *proc){
 		"processing closed": func(_ *world, h *host, p *proc) { h.op(p, `"type":"processing_closed","turnId":%q`, p.turnID) },
 		"interrupt":         func(w *world, _ *host, p *proc) { w.interrupt(p.session) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			each(t, func(w *world) {
-				r, h, p := w.running("echo")
-				m := w.message(r.SessionID, r.TurnID, "x")
-				h.exchange()
-				end(w, h, p)
-				seq := p.op(`"type":"message_started","turnId":%q,"messageId":%q`, r.TurnID, m)
-				sent := p.unacked
-				for range 3 {
-					p.unacked = sent
-					h.exchange()
-					if got := refusal(w, p.acks[seq]); got != "message_closed" {
-						w.t.Fatalf("the start was answered %s", p.acks[seq])
-					}
-				}
-				if slices.Contains(w.kinds(r.SessionID), "message.started") {
-					w.t.Fatal("the Message was started")
-				}
-			})
-		})
-	}
+	}), endCase.String, func(w *world, c endCase) {
+		r, h, p := w.running("echo")
+		m := w.message(r.SessionID, r.TurnID, "x")
+		h.exchange()
+		c.do(w, h, p)
+		seq := p.op(`"type":"message_started","turnId":%q,"messageId":%q`, r.TurnID, m)
+		sent := p.unacked
+		for range 3 {
+			p.unacked = sent
+			h.exchange()
+			if got := refusal(w, p.acks[seq]); got != "message_closed" {
+				w.t.Fatalf("the start was answered %s", p.acks[seq])
+			}
+		}
+		if slices.Contains(w.kinds(r.SessionID), "message.started") {
+			w.t.Fatal("the Message was started")
+		}
+	})
 }
 
 // Operations that were refused are refused again with the same answer, whatever kind they are.
@@ -379,72 +368,65 @@ func TestSpec_00_03_ARefusedOperationStaysRefused(t *testing.T) {
 func TestSpec_05_05_WhatATurnLeavesOpenEndsBeforeIt(t *testing.T) {
 	t.Parallel()
 	tail := []string{"question.cancelled", "question.cancelled", "message.rejected", "message.rejected"}
-	for name, c := range map[string]struct {
+	type ending struct {
+		name string
 		end  func(w *world, h *host, p *proc)
 		want []string
-	}{
-		"failed": {func(_ *world, h *host, p *proc) {
+	}
+	cases := []ending{
+		{"failed", func(_ *world, h *host, p *proc) {
 			h.op(p, `"type":"turn_failed","turnId":%q,"error":{"code":"drain_failed"}`, p.turnID)
 		}, append(slices.Clone(tail), "turn.failed")},
-		"process lost": {func(_ *world, h *host, p *proc) {
+		{"process lost", func(_ *world, h *host, p *proc) {
 			p.exit()
 			h.exchange()
 		}, append(slices.Clone(tail), "turn.interrupted", "session.process_failed")},
-		"Computer lost": {func(_ *world, h *host, _ *proc) {
+		{"Computer lost", func(_ *world, h *host, _ *proc) {
 			h.phase = workerpb.Phase_PHASE_LOST
 			h.exchange()
 		}, append(slices.Clone(tail), "turn.interrupted", "session.held")},
-		"interrupted": {func(w *world, h *host, p *proc) {
+		{"interrupted", func(w *world, h *host, p *proc) {
 			w.interrupt(p.session)
 			h.op(p, `"type":"turn_aborted","turnId":%q,"settled":true`, p.turnID)
 		}, append(append([]string{"session.interrupt"}, tail...), "turn.interrupted")},
-		"cancelled": {func(w *world, h *host, p *proc) {
+		{"cancelled", func(w *world, h *host, p *proc) {
 			w.cancel(p.session)
 			h.op(p, `"type":"turn_aborted","turnId":%q,"settled":true`, p.turnID)
 		}, append(append([]string{"session.cancel"}, tail...), "turn.cancelled")},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			each(t, func(w *world) {
-				r, h, p := w.running("echo")
-				h.ask(p, textQuestion)
-				h.ask(p, pickQuestion)
-				started := w.message(r.SessionID, r.TurnID, "one")
-				w.message(r.SessionID, r.TurnID, "two")
-				h.op(p, `"type":"message_started","turnId":%q,"messageId":%q`, r.TurnID, started)
-				before := len(w.kinds(r.SessionID))
-				c.end(w, h, p)
-				if got := w.kinds(r.SessionID)[before:]; !slices.Equal(got, c.want) {
-					w.t.Fatalf("events at the end are\n  %v\nwant\n  %v", got, c.want)
-				}
-			})
-		})
 	}
+	eachCase(t, cases, func(c ending) string { return c.name }, func(w *world, c ending) {
+		r, h, p := w.running("echo")
+		h.ask(p, textQuestion)
+		h.ask(p, pickQuestion)
+		started := w.message(r.SessionID, r.TurnID, "one")
+		w.message(r.SessionID, r.TurnID, "two")
+		h.op(p, `"type":"message_started","turnId":%q,"messageId":%q`, r.TurnID, started)
+		before := len(w.kinds(r.SessionID))
+		c.end(w, h, p)
+		if got := w.kinds(r.SessionID)[before:]; !slices.Equal(got, c.want) {
+			w.t.Fatalf("events at the end are\n  %v\nwant\n  %v", got, c.want)
+		}
+	})
 }
 
 // A process that says it is drained while a Message or a Question is open is not believed.
 func TestSpec_05_06_AResultWithSomethingOpenFailsTheDrain(t *testing.T) {
 	t.Parallel()
-	for name, open := range map[string]func(w *world, h *host, p *proc){
+	eachCase(t, endCases(map[string]func(w *world, h *host, p *proc){
 		"question": func(_ *world, h *host, p *proc) { h.ask(p, textQuestion) },
 		"message": func(w *world, h *host, p *proc) {
 			m := w.message(p.session, p.turnID, "x")
 			h.op(p, `"type":"message_started","turnId":%q,"messageId":%q`, p.turnID, m)
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			each(t, func(w *world) {
-				r, h, p := w.running("echo")
-				open(w, h, p)
-				h.op(p, `"type":"processing_closed","turnId":%q`, r.TurnID)
-				h.op(p, `"type":"turn_result","turnId":%q,"result":1`, r.TurnID)
-				if v := w.turn(r.SessionID, r.TurnID); v.Status != "failed" || v.Error.Code != "drain_failed" {
-					w.t.Fatalf("turn %+v", v)
-				}
-			})
-		})
-	}
+	}), endCase.String, func(w *world, c endCase) {
+		r, h, p := w.running("echo")
+		c.do(w, h, p)
+		h.op(p, `"type":"processing_closed","turnId":%q`, r.TurnID)
+		h.op(p, `"type":"turn_result","turnId":%q,"result":1`, r.TurnID)
+		if v := w.turn(r.SessionID, r.TurnID); v.Status != "failed" || v.Error.Code != "drain_failed" {
+			w.t.Fatalf("turn %+v", v)
+		}
+	})
 }
 
 func TestSpec_05_10_SendRacingWithReturnIsOneOfTheTwo(t *testing.T) {

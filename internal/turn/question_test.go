@@ -155,25 +155,20 @@ func TestSpec_06_06_AChildSessionCannotAsk(t *testing.T) {
 
 func TestSpec_06_08_NoQuestionAfterProcessingClosedOrAbort(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(w *world, h *host, p *proc){
+	eachCase(t, endCases(map[string]func(w *world, h *host, p *proc){
 		"processing closed": func(_ *world, h *host, p *proc) { h.op(p, `"type":"processing_closed","turnId":%q`, p.turnID) },
 		"interrupt":         func(w *world, _ *host, p *proc) { w.interrupt(p.session) },
 		"cancel":            func(w *world, _ *host, p *proc) { w.cancel(p.session) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			each(t, func(w *world) {
-				r, h, p := w.running("echo")
-				end(w, h, p)
-				if got := h.op(p, `"type":"question","turnId":%q,"questionId":%q,"question":%s`, r.TurnID, id.New(), textQuestion); got != "question_cancelled" {
-					w.t.Fatalf("asked: %q", got)
-				}
-				if got := h.op(p, `"type":"output","turnId":%q,"content":[]`, r.TurnID); got != "" {
-					w.t.Fatalf("output is refused too: %q", got)
-				}
-			})
-		})
-	}
+	}), endCase.String, func(w *world, c endCase) {
+		r, h, p := w.running("echo")
+		c.do(w, h, p)
+		if got := h.op(p, `"type":"question","turnId":%q,"questionId":%q,"question":%s`, r.TurnID, id.New(), textQuestion); got != "question_cancelled" {
+			w.t.Fatalf("asked: %q", got)
+		}
+		if got := h.op(p, `"type":"output","turnId":%q,"content":[]`, r.TurnID); got != "" {
+			w.t.Fatalf("output is refused too: %q", got)
+		}
+	})
 }
 
 func TestSpec_06_05_AWithdrawnQuestionIsCancelled(t *testing.T) {
@@ -256,7 +251,7 @@ func TestSpec_06_09_EachCaseOfAResponse(t *testing.T) {
 
 func TestSpec_06_07_AnAbortCancelsPendingQuestions(t *testing.T) {
 	t.Parallel()
-	for name, abort := range map[string]func(w *world, h *host, p *proc){
+	eachCase(t, endCases(map[string]func(w *world, h *host, p *proc){
 		"interrupt": func(w *world, _ *host, p *proc) { w.interrupt(p.session) },
 		"cancel":    func(w *world, _ *host, p *proc) { w.cancel(p.session) },
 		"deadline": func(w *world, _ *host, _ *proc) {
@@ -277,32 +272,27 @@ func TestSpec_06_07_AnAbortCancelsPendingQuestions(t *testing.T) {
 			h.phase = workerpb.Phase_PHASE_LOST
 			h.exchange()
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			each(t, func(w *world) {
-				r, h, p := w.running("quick")
-				q, answered := h.ask(p, textQuestion), h.ask(p, textQuestion)
-				_, err := w.respond(r.SessionID, r.TurnID, answered, "r", `"in time"`)
-				w.must(err)
-				abort(w, h, p)
-				_, err = w.respond(r.SessionID, r.TurnID, q, "r", `"late"`)
-				w.wantCode(err, fault.QuestionCancelled)
-				if v := w.question(r.SessionID, r.TurnID, answered); v.Status != "responded" || string(v.Answer) != `"in time"` {
-					w.t.Errorf("the answered Question became %+v", v)
-				}
-				if strings.HasPrefix(name, "deadline, ") {
-					return
-				}
-				if v := w.question(r.SessionID, r.TurnID, q); v.Status != "cancelled" || v.CancelledAt == nil {
-					w.t.Errorf("question %+v", v)
-				}
-				if got := w.data(r.SessionID, "question.cancelled"); got != fmt.Sprintf(`{"question_id":%q}`, q) {
-					w.t.Errorf("question.cancelled is %s", got)
-				}
-			})
-		})
-	}
+	}), endCase.String, func(w *world, c endCase) {
+		r, h, p := w.running("quick")
+		q, answered := h.ask(p, textQuestion), h.ask(p, textQuestion)
+		_, err := w.respond(r.SessionID, r.TurnID, answered, "r", `"in time"`)
+		w.must(err)
+		c.do(w, h, p)
+		_, err = w.respond(r.SessionID, r.TurnID, q, "r", `"late"`)
+		w.wantCode(err, fault.QuestionCancelled)
+		if v := w.question(r.SessionID, r.TurnID, answered); v.Status != "responded" || string(v.Answer) != `"in time"` {
+			w.t.Errorf("the answered Question became %+v", v)
+		}
+		if strings.HasPrefix(c.name, "deadline, ") {
+			return
+		}
+		if v := w.question(r.SessionID, r.TurnID, q); v.Status != "cancelled" || v.CancelledAt == nil {
+			w.t.Errorf("question %+v", v)
+		}
+		if got := w.data(r.SessionID, "question.cancelled"); got != fmt.Sprintf(`{"question_id":%q}`, q) {
+			w.t.Errorf("question.cancelled is %s", got)
+		}
+	})
 }
 
 func TestSpec_06_07_AnswerRacingWithInterrupt(t *testing.T) {
