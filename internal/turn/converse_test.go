@@ -257,3 +257,12 @@ func (p *proc) told(kind string) []string {
 	}
 	return out
 }
+
+// count reads one number.
+func (w *world) count(n *int64, query string, args ...any) {
+	w.t.Helper()
+	w.must(w.d.Read(w.t.Context(), func(tx *db.Tx) error {
+		_, err := tx.Get([]any{n}, query, args...)
+		return err
+	}))
+}
