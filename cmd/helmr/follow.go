@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -29,28 +30,95 @@ func (a *app) follower(cmd *cobra.Command, c *client.Client, sessionID, turnID s
 	return &follower{app: a, cmd: cmd, client: c, sessionID: sessionID, turnID: turnID, after: after, printer: newEventPrinter(cmd.OutOrStdout())}
 }
 
-// run shows events until the followed Turn is terminal (an error if it did not complete) or the Session has ended. When
-// the context ends first it says that the work goes on and how to look again.
+// run shows events until the followed Turn is terminal (an error if it did not complete) or the Session has ended. A
+// Turn that stays queued says why; behind a hold it would wait for ever, which is an error. When the context ends first,
+// run says that the work goes on and how to look again.
 func (f *follower) run(ctx context.Context) error {
-	for e, err := range f.client.StreamEvents(ctx, f.sessionID, f.after) {
-		if err != nil {
-			if ctx.Err() != nil {
-				break
+	streaming, stop := context.WithCancel(ctx)
+	defer stop()
+	stream := f.stream(streaming)
+	queued := f.turnID != ""
+	look, said := time.NewTimer(queuedPatience), ""
+	defer look.Stop()
+	for {
+		select {
+		case s, ok := <-stream:
+			if !ok || (s.err != nil && ctx.Err() != nil) {
+				return f.ended(ctx)
 			}
-			f.printer.endOutput()
-			return fmt.Errorf("follow session %s: %w", f.sessionID, err)
-		}
-		f.after = e.Sequence
-		if err := f.print(e); err != nil {
-			return err
-		}
-		if status := terminalStatus(e); status != "" && f.turnID != "" && e.TurnID != nil && *e.TurnID == f.turnID {
-			if status != "completed" {
-				return exitError{exitFailed, fmt.Sprintf("turn %s: %s", status, turnErrorText(e.Data))}
+			if s.err != nil {
+				f.printer.endOutput()
+				return fmt.Errorf("follow session %s: %w", f.sessionID, s.err)
 			}
-			return nil
+			if done, err := f.take(s.event); done || err != nil {
+				return err
+			}
+			if own := s.event.TurnID != nil && *s.event.TurnID == f.turnID; own && s.event.Kind == "turn.running" {
+				queued = false
+			}
+			if queued && (s.event.Kind == "session.held" || s.event.Kind == "session.interrupt") {
+				if err := f.held(ctx); err != nil {
+					return err
+				}
+			}
+		case <-look.C:
+			if !queued {
+				continue
+			}
+			if err := f.held(ctx); err != nil {
+				return err
+			}
+			if why := f.waitsFor(ctx); why != "" && why != said {
+				f.printer.endOutput()
+				f.app.progress(f.cmd, "%s", why)
+				said = why
+			}
+			look.Reset(queuedAgain)
 		}
 	}
+}
+
+// streamed is an event, or why there are no more.
+type streamed struct {
+	event api.Event
+	err   error
+}
+
+// stream follows the Session until its end or that of ctx.
+func (f *follower) stream(ctx context.Context) <-chan streamed {
+	out := make(chan streamed)
+	go func() {
+		defer close(out)
+		for e, err := range f.client.StreamEvents(ctx, f.sessionID, f.after) {
+			select {
+			case out <- streamed{e, err}:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return out
+}
+
+// take shows an event. done means that the followed Turn has ended; the error says that it did not complete.
+func (f *follower) take(e api.Event) (done bool, err error) {
+	f.after = e.Sequence
+	if err := f.print(e); err != nil {
+		return false, err
+	}
+	status := terminalStatus(e)
+	if status == "" || f.turnID == "" || e.TurnID == nil || *e.TurnID != f.turnID {
+		return false, nil
+	}
+	f.printer.endOutput()
+	if status != "completed" {
+		return true, exitError{exitFailed, fmt.Sprintf("turn %s: %s", status, turnErrorText(e.Data))}
+	}
+	return true, nil
+}
+
+// ended is the end of the Session or of the observation.
+func (f *follower) ended(ctx context.Context) error {
 	f.printer.endOutput()
 	if ctx.Err() != nil {
 		f.app.leave(f.cmd, f.sessionID, f.after)
@@ -137,6 +205,7 @@ func lastEvent(ctx context.Context, c *client.Client, sessionID string) (int64, 
 type eventPrinter struct {
 	out      io.Writer
 	turns    map[string]int64 // Turn id -> its number, as far as seen
+	failure  string           // what the last process said when it failed
 	inOutput bool             // the last thing written was output
 	atStart  bool             // in output: the next character starts a line
 }
@@ -212,6 +281,7 @@ func (p *eventPrinter) describe(e api.Event) string {
 		HoldID     string          `json:"hold_id"`
 		Reason     string          `json:"reason"`
 		Cause      string          `json:"cause"`
+		Message    string          `json:"message"`
 		MessageID  string          `json:"message_id"`
 		QuestionID string          `json:"question_id"`
 		Failures   int64           `json:"consecutive_failures"`
@@ -252,6 +322,12 @@ func (p *eventPrinter) describe(e api.Event) string {
 		add("%s", brief(clean(turnErrorText(e.Data)), 2000))
 	case "session.process_failed":
 		add("%s (%d in a row)", d.Reason, d.Failures)
+		if d.Message != "" && d.Message == p.failure {
+			add("as before")
+		} else if d.Message != "" {
+			add("\n%s%s", indent, strings.ReplaceAll(strings.TrimSpace(clean(d.Message)), "\n", "\n"+indent))
+		}
+		p.failure = d.Message
 	default:
 		for _, s := range []string{d.Cause, d.Reason, d.HoldID, d.MessageID, d.QuestionID} {
 			if s != "" {
