@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // channel is the fixture's side of the process channel.
@@ -64,13 +65,13 @@ func runFixture(mode string) {
 		fmt.Fprint(os.Stderr, "about to die")
 		self, _ := os.FindProcess(os.Getpid())
 		_ = self.Kill()
-		select {}
+		time.Sleep(time.Hour)
 	default:
 		c.op(`"type":"init_done"`)
 	}
 	c.w.Flush()
 	if word == "deaf" {
-		select {}
+		time.Sleep(time.Hour) // select {} alone is a deadlock to the Go runtime
 	}
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 32<<20)

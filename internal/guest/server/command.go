@@ -99,11 +99,11 @@ func (s *Server) stopLocked(c *command, end proto.CommandEnd) {
 	if c.timer != nil {
 		c.timer.Stop()
 	}
-	if c.scope == nil || !c.started {
+	if c.scope == nil {
 		c.killLocked()
 		return
 	}
-	c.scope.Terminate()
+	c.scope.Terminate() // one that has not begun yet gets it when it does
 	c.timer = time.AfterFunc(killGrace, c.scope.Kill)
 }
 

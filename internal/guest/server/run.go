@@ -107,13 +107,6 @@ func startSession(reaper *scope.Reaper, r *proto.StartProcess, note func(string)
 		return nil, nil, err
 	}
 	inside, outside = append(inside, theirs), append(outside, ours)
-	// An image may name a working directory that it does not hold (builders differ): it is made, as container engines do.
-	if dir := r.GetCwd(); dir != "" {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			closeAll(outside)
-			return nil, nil, fmt.Errorf("make the working directory: %w", err)
-		}
-	}
 	sc, err := scope.Start(reaper, scope.Spec{Argv: r.GetArgv(), Env: r.GetEnv(), Dir: r.GetCwd(), User: r.GetUser(), Files: inside}, note)
 	if err != nil {
 		closeAll(outside)
