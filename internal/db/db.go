@@ -83,27 +83,36 @@ func (d *DB) Read(ctx context.Context, fn func(tx *Tx) error) error {
 	if err != nil {
 		return fmt.Errorf("begin read: %w", err)
 	}
-	defer func() { _ = stx.Rollback() }()
+	var missing []string
+	defer func() {
+		_ = stx.Rollback()
+		for _, text := range missing {
+			d.keepStmt(ctx, text)
+		}
+	}()
 	tx := &Tx{db: d, q: stx, ctx: ctx}
 	if d.kind == SQLite { // pgx keeps prepared statements by itself
-		tx.prepare = func(text string) (*sql.Stmt, error) { return d.readStmt(ctx, stx, text) }
+		tx.prepare = func(text string) (*sql.Stmt, error) {
+			if st, ok := d.stmts.Load(text); ok {
+				return stx.StmtContext(ctx, st.(*sql.Stmt)), nil
+			}
+			missing = append(missing, text)
+			return stx.PrepareContext(ctx, text) // closed with the transaction
+		}
 	}
 	return fn(tx)
 }
 
-func (d *DB) readStmt(ctx context.Context, stx *sql.Tx, text string) (*sql.Stmt, error) {
-	st, ok := d.stmts.Load(text)
-	if !ok {
-		made, err := d.reads.PrepareContext(ctx, text)
-		if err != nil {
-			return nil, err
-		}
-		var loaded bool
-		if st, loaded = d.stmts.LoadOrStore(text, made); loaded {
-			_ = made.Close()
-		}
+// keepStmt prepares a statement for later transactions. Its caller holds no connection: preparing takes one of the pool,
+// and transactions that each hold one while they wait for another would wait for ever.
+func (d *DB) keepStmt(ctx context.Context, text string) {
+	made, err := d.reads.PrepareContext(ctx, text)
+	if err != nil {
+		return // the statement said so itself, or ctx has ended
 	}
-	return stx.StmtContext(ctx, st.(*sql.Stmt)), nil
+	if _, loaded := d.stmts.LoadOrStore(text, made); loaded {
+		_ = made.Close()
+	}
 }
 
 // Tx is a running transaction.

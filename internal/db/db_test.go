@@ -290,3 +290,28 @@ func TestAFullDiskLosesNothingAcknowledged(t *testing.T) {
 		t.Fatalf("with room again: %v", err)
 	}
 }
+
+// More transactions than connections, each with a statement that was never prepared: none may wait for another's.
+func TestReadsOfNewStatementsDoNotWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	d := dbtest.New(t, db.SQLite)
+	const readers = 64
+	started := make(chan struct{})
+	errs := make(chan error, readers)
+	for i := range readers {
+		go func() {
+			<-started
+			errs <- d.Read(context.Background(), func(tx *db.Tx) error {
+				var n int64
+				_, err := tx.Get([]any{&n}, fmt.Sprintf(`SELECT %d`, i))
+				return err
+			})
+		}()
+	}
+	close(started)
+	for range readers {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
