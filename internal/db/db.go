@@ -23,14 +23,14 @@ const (
 // DB is an open database. It is safe for concurrent use.
 type DB struct {
 	kind    Kind
-	reads   *sql.DB // read pool of SQLite; the only pool of PostgreSQL
-	writer  *writer // SQLite only
+	pool    *sql.DB  // of PostgreSQL; on SQLite what the readers' connections come from
+	writer  *writer  // SQLite only
+	readers *readers // SQLite only
 	hub     *Hub
 	lock    *instanceLock // SQLite only: a second server on the file is refused
 	cancel  context.CancelFunc
 	done    sync.WaitGroup
 	queries sync.Map // SQL text as written -> text for this database
-	stmts   sync.Map // SQLite: SQL text -> *sql.Stmt of the read pool, prepared once per connection
 }
 
 // Open opens the database at url without touching its schema. url is "sqlite:PATH" or a "postgres:" URL.
@@ -57,7 +57,10 @@ func (d *DB) Close() error {
 		d.writer.stop()
 	}
 	d.done.Wait()
-	err := d.reads.Close()
+	if d.readers != nil {
+		d.readers.close()
+	}
+	err := d.pool.Close()
 	if d.lock != nil {
 		d.lock.release()
 	}
@@ -75,44 +78,15 @@ func (d *DB) Write(ctx context.Context, fn func(tx *Tx) error) error {
 
 // Read runs fn on one consistent snapshot. Writes inside it fail.
 func (d *DB) Read(ctx context.Context, fn func(tx *Tx) error) error {
-	opts := &sql.TxOptions{ReadOnly: true}
-	if d.kind == PostgreSQL {
-		opts.Isolation = sql.LevelRepeatableRead
+	if d.kind == SQLite {
+		return d.readers.do(ctx, fn)
 	}
-	stx, err := d.reads.BeginTx(ctx, opts)
+	stx, err := d.pool.BeginTx(ctx, &sql.TxOptions{ReadOnly: true, Isolation: sql.LevelRepeatableRead})
 	if err != nil {
 		return fmt.Errorf("begin read: %w", err)
 	}
-	var missing []string
-	defer func() {
-		_ = stx.Rollback()
-		for _, text := range missing {
-			d.keepStmt(ctx, text)
-		}
-	}()
-	tx := &Tx{db: d, q: stx, ctx: ctx}
-	if d.kind == SQLite { // pgx keeps prepared statements by itself
-		tx.prepare = func(text string) (*sql.Stmt, error) {
-			if st, ok := d.stmts.Load(text); ok {
-				return stx.StmtContext(ctx, st.(*sql.Stmt)), nil
-			}
-			missing = append(missing, text)
-			return stx.PrepareContext(ctx, text) // closed with the transaction
-		}
-	}
-	return fn(tx)
-}
-
-// keepStmt prepares a statement for later transactions. Its caller holds no connection: preparing takes one of the pool,
-// and transactions that each hold one while they wait for another would wait for ever.
-func (d *DB) keepStmt(ctx context.Context, text string) {
-	made, err := d.reads.PrepareContext(ctx, text)
-	if err != nil {
-		return // the statement said so itself, or ctx has ended
-	}
-	if _, loaded := d.stmts.LoadOrStore(text, made); loaded {
-		_ = made.Close()
-	}
+	defer func() { _ = stx.Rollback() }()
+	return fn(&Tx{db: d, q: stx, ctx: ctx})
 }
 
 // Tx is a running transaction.

@@ -315,3 +315,33 @@ func TestReadsOfNewStatementsDoNotWaitForEachOther(t *testing.T) {
 		}
 	}
 }
+
+// TestManyReadersNeverWaitForEachOther: each of many concurrent reads makes statements that no connection has prepared.
+func TestManyReadersNeverWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	dbtest.Each(t, func(t *testing.T, d *db.DB) {
+		setup(t, d)
+		var all, wg sync.WaitGroup
+		all.Add(8)
+		for i := range 64 {
+			wg.Go(func() {
+				err := d.Read(context.Background(), func(tx *db.Tx) error {
+					if i < 8 {
+						all.Done()
+						all.Wait() // eight reads are open at once
+					}
+					var n int
+					_, err := tx.Get([]any{&n}, fmt.Sprintf(`SELECT COUNT(*) + %d FROM notes`, i))
+					if err == nil && n != i {
+						err = fmt.Errorf("read %d, want %d", n, i)
+					}
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}

@@ -30,7 +30,7 @@ func openPostgres(ctx context.Context, url string) (*DB, error) {
 		return nil, fmt.Errorf("connect to postgres: %w", err)
 	}
 	run, cancel := context.WithCancel(context.Background())
-	d := &DB{kind: PostgreSQL, reads: pool, hub: newHub(), cancel: cancel}
+	d := &DB{kind: PostgreSQL, pool: pool, hub: newHub(), cancel: cancel}
 	d.done.Go(func() { d.listen(run, url) })
 	return d, nil
 }
@@ -55,7 +55,7 @@ func (d *DB) writePostgres(ctx context.Context, fn func(*Tx) error) error {
 }
 
 func (d *DB) tryPostgres(ctx context.Context, fn func(*Tx) error) error {
-	stx, err := d.reads.BeginTx(ctx, nil)
+	stx, err := d.pool.BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}

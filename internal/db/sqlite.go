@@ -55,11 +55,10 @@ func openSQLite(ctx context.Context, path string) (*DB, error) {
 		lock.release()
 		return nil, fmt.Errorf("open sqlite: %w", err)
 	}
-	reads.SetMaxOpenConns(readConns)
-	reads.SetMaxIdleConns(readConns)
 	run, cancel := context.WithCancel(context.Background())
-	d := &DB{kind: SQLite, reads: reads, hub: newHub(), lock: lock, cancel: cancel}
-	d.writer = &writer{db: d, pool: writes, conn: conn, in: make(chan *job, 4096), ctx: run, stmts: map[string]*sql.Stmt{}}
+	d := &DB{kind: SQLite, pool: reads, hub: newHub(), lock: lock, cancel: cancel}
+	d.readers = newReaders(d, reads)
+	d.writer = &writer{db: d, pool: writes, conn: conn, in: make(chan *job, 4096), ctx: run, stmts: stmts{}}
 	d.done.Go(d.writer.loop)
 	return d, nil
 }
@@ -97,7 +96,7 @@ type writer struct {
 	conn  *sql.Conn
 	in    chan *job
 	ctx   context.Context
-	stmts map[string]*sql.Stmt
+	stmts stmts
 }
 
 var errClosed = errors.New("database is closed")
@@ -129,9 +128,7 @@ func (w *writer) stop() { <-w.ctx.Done() }
 
 func (w *writer) loop() {
 	defer func() {
-		for _, st := range w.stmts {
-			_ = st.Close()
-		}
+		w.stmts.close()
 		_ = w.conn.Close()
 		_ = w.pool.Close()
 	}()
@@ -228,13 +225,101 @@ func (w *writer) exec(ctx context.Context, q string) (sql.Result, error) {
 }
 
 func (w *writer) stmt(ctx context.Context, q string) (*sql.Stmt, error) {
-	if st, ok := w.stmts[q]; ok {
+	return w.stmts.get(ctx, w.conn, q)
+}
+
+// stmts holds the prepared statements of one connection.
+type stmts map[string]*sql.Stmt
+
+func (s stmts) get(ctx context.Context, conn *sql.Conn, q string) (*sql.Stmt, error) {
+	if st, ok := s[q]; ok {
 		return st, nil
 	}
-	st, err := w.conn.PrepareContext(ctx, q)
+	st, err := conn.PrepareContext(ctx, q)
 	if err != nil {
 		return nil, err
 	}
-	w.stmts[q] = st
+	s[q] = st
 	return st, nil
+}
+
+func (s stmts) close() {
+	for _, st := range s {
+		_ = st.Close()
+	}
+}
+
+// readers are the connections that read from SQLite. Each keeps its prepared statements; a read needs one of them and
+// never waits for a second.
+type readers struct {
+	db   *DB
+	pool *sql.DB
+	free chan *reader // nil: a connection that is not open yet
+}
+
+type reader struct {
+	conn  *sql.Conn
+	stmts stmts
+}
+
+func newReaders(d *DB, pool *sql.DB) *readers {
+	r := &readers{db: d, pool: pool, free: make(chan *reader, readConns)}
+	for range readConns {
+		r.free <- nil
+	}
+	return r
+}
+
+func (rs *readers) do(ctx context.Context, fn func(*Tx) error) (err error) {
+	var r *reader
+	select {
+	case r = <-rs.free:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	// What runs on the connection must end in order whatever becomes of the caller.
+	inner := context.WithoutCancel(ctx)
+	defer func() { rs.free <- r }()
+	if r == nil {
+		conn, err := rs.pool.Conn(inner)
+		if err != nil {
+			return fmt.Errorf("open a reader: %w", err)
+		}
+		r = &reader{conn: conn, stmts: stmts{}}
+	}
+	if err := r.exec(inner, "BEGIN"); err != nil {
+		r = r.drop()
+		return fmt.Errorf("begin read: %w", err)
+	}
+	defer func() {
+		if e := r.exec(inner, "ROLLBACK"); e != nil {
+			r = r.drop()
+		}
+	}()
+	return call(fn, &Tx{db: rs.db, q: r.conn, ctx: inner, prepare: func(q string) (*sql.Stmt, error) { return r.stmts.get(inner, r.conn, q) }})
+}
+
+func (r *reader) exec(ctx context.Context, q string) error {
+	st, err := r.stmts.get(ctx, r.conn, q)
+	if err != nil {
+		return err
+	}
+	_, err = st.ExecContext(ctx)
+	return err
+}
+
+// drop closes a reader that is not usable any more.
+func (r *reader) drop() *reader {
+	r.stmts.close()
+	_ = r.conn.Close()
+	return nil
+}
+
+// close closes the readers as they become free.
+func (rs *readers) close() {
+	for range readConns {
+		if r := <-rs.free; r != nil {
+			r.drop()
+		}
+	}
 }
