@@ -76,13 +76,6 @@ func (a *app) report(cmd *cobra.Command, err error) int {
 
 // publicMessage gives what is wrong without the machinery around it.
 func publicMessage(err error) string {
-	if e, ok := errors.AsType[*client.Error](err); ok {
-		tail := e.Code
-		if e.RequestID != "" {
-			tail += ", request " + e.RequestID
-		}
-		return fmt.Sprintf("%s (%s)", e.Message, tail)
-	}
 	var request *url.Error
 	var op *net.OpError
 	if errors.As(err, &request) && errors.As(err, &op) && op.Op == "dial" {
