@@ -30,7 +30,7 @@ lint: ## format check, vet and linters
 fmt: ## format the Go code
 	@gofmt -w $$(git ls-files -co --exclude-standard '*.go')
 
-generate: ## write generated code again (protocol buffers, the OpenAPI document)
+generate: ## write generated code again (protocol buffers)
 	@scripts/generate
 
 bench: setup ## measure; prints a table and writes bench/results.json
