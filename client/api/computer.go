@@ -26,3 +26,34 @@ type ComputerPage struct {
 	Computers  []Computer `json:"computers"`
 	NextCursor string     `json:"next_cursor,omitempty"`
 }
+
+// ComputerCreateRequest makes a Computer from a Template of the current Deployment.
+type ComputerCreateRequest struct {
+	Template       string `json:"template"`
+	Key            string `json:"key,omitempty" minLength:"1"`
+	IdempotencyKey string `json:"idempotency_key,omitempty" minLength:"1"`
+}
+
+// ComputerReceipt answers the creation and the deletion of a Computer.
+type ComputerReceipt struct {
+	ComputerID string `json:"computer_id"`
+}
+
+// ComputerUsage is a Session or Command that occupies a Computer now. UsageState is neither its history nor its status.
+type ComputerUsage struct {
+	ID         string `json:"id"`
+	UsageState string `json:"usage_state" enum:"admitted,running,waiting,parked,draining,unreconciled"`
+	CreatedAt  Time   `json:"created_at"`
+}
+
+// ComputerSessionPage is one page of the Sessions that occupy a Computer, oldest first.
+type ComputerSessionPage struct {
+	Sessions   []ComputerUsage `json:"sessions"`
+	NextCursor string          `json:"next_cursor,omitempty"`
+}
+
+// ComputerCommandPage is one page of the Commands that occupy a Computer, oldest first.
+type ComputerCommandPage struct {
+	Commands   []ComputerUsage `json:"commands"`
+	NextCursor string          `json:"next_cursor,omitempty"`
+}

@@ -7,12 +7,14 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"helmr.dev/helmr/internal/access"
 	"helmr.dev/helmr/internal/blob"
+	"helmr.dev/helmr/internal/command"
 	"helmr.dev/helmr/internal/computer"
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/deployment"
@@ -66,14 +68,16 @@ func openInstallation(ctx context.Context, cfg installationConfig) (_ *installat
 	computers := computer.NewService(i.db, time.Now)
 	sessions := session.NewService(i.db)
 	turns := turn.NewService(i.db, time.Now)
-	i.rpc = rpc.New(i.db.Hub(), computers, turns)
-	i.loops = loop.New(i.db.Hub(), cfg.log, append(computers.Loops(), turns.Loops()...)...)
+	commands := command.NewService(i.db, time.Now)
+	turns.Host(commands)
+	i.rpc = rpc.New(i.db.Hub(), computers, turns, commands)
+	i.loops = loop.New(i.db.Hub(), cfg.log, slices.Concat(computers.Loops(), turns.Loops(), commands.Loops())...)
 	var mounts map[string]http.Handler
 	if cfg.mounts != nil {
 		mounts = cfg.mounts(i.rpc)
 	}
 	i.http = server.New(server.Config{Version: version(), Mounts: mounts}, server.Deps{DB: i.db, Access: i.access, Session: sessions, Turn: turns, Converse: turns,
-		Computer: computers, Deployment: deployments, Catalog: deployments, Bundle: deployments, Logger: cfg.log})
+		Computer: computers, Command: commands, Deployment: deployments, Catalog: deployments, Bundle: deployments, Logger: cfg.log})
 	return i, nil
 }
 

@@ -62,6 +62,7 @@ var roomBase = map[string]string{
 var extra = map[string]string{
 	"internal/computer -> internal/worker/proto":   "rooms fill the messages of the Worker calls, as they fill the bodies of the API",
 	"internal/turn -> internal/worker/proto":       "as internal/computer",
+	"internal/command -> internal/worker/proto":    "as internal/computer",
 	"internal/deployment -> internal/build/bundle": "the bundle format is shared by whoever makes, stores or unpacks one",
 }
 

@@ -7,11 +7,12 @@ const (
 
 	sqlInsert = `INSERT INTO computers (` + columns + `)
 		VALUES (?, ?, ?, ?, ?, 'available', 'cold', NULL, NULL, NULL, ?, ?, ?, ?, NULL, 0, 0, NULL, NULL, 0, NULL, 0, NULL, ?, ?, ?, ?)`
-	sqlLock   = `SELECT ` + columns + ` FROM computers WHERE id = ? {lock}`
-	sqlGet    = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND id = ?`
-	sqlByKey  = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND key = ? AND status <> 'deleted'`
-	sqlList   = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND id < ? ORDER BY id DESC LIMIT ?`
-	sqlUpdate = `UPDATE computers SET status = ?, residency = ?, execution_wait = ?, error_code = ?, error_message = ?, worker_id = ?, lease_epoch = ?,
+	sqlLock      = `SELECT ` + columns + ` FROM computers WHERE id = ? {lock}`
+	sqlGet       = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND id = ?`
+	sqlByKey     = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND key = ? AND status <> 'deleted'`
+	sqlResidency = `SELECT residency FROM computers WHERE environment_id = ? AND id = ?`
+	sqlList      = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND id < ? ORDER BY id DESC LIMIT ?`
+	sqlUpdate    = `UPDATE computers SET status = ?, residency = ?, execution_wait = ?, error_code = ?, error_message = ?, worker_id = ?, lease_epoch = ?,
 		work_wanted = ?, stopping = ?, stopping_save_id = ?, start_failures = ?, retry_at = ?, last_save_number = ?, recovery_save_id = ?, unused_since = ?,
 		last_activity_at = ?, updated_at = ? WHERE id = ?`
 	sqlWanted   = `SELECT id FROM computers WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable') AND (retry_at IS NULL OR retry_at <= ?) ORDER BY id LIMIT 100`

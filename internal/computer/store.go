@@ -170,6 +170,7 @@ func (r *Row) Started(now int64) error {
 // release gives the lease back.
 func (r *Row) release(to Residency, now int64) error {
 	r.WorkerID, r.Stopping, r.StoppingSaveID = nil, nil, nil
+	r.endDeletion()
 	return r.move(to, now)
 }
 

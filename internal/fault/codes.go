@@ -22,6 +22,7 @@ const (
 	NotFound           = Code("not_found")
 	DeploymentNotFound = Code("deployment_not_found")
 	ComputerNotFound   = Code("computer_not_found")
+	CommandNotFound    = Code("computer_command_not_found")
 	MethodNotAllowed   = Code("method_not_allowed")
 
 	AdmissionUnavailable        = Code("admission_unavailable")
@@ -54,8 +55,13 @@ const (
 
 	ContentLimitExceeded   = Code("content_limit_exceeded")
 	RequestTooLarge        = Code("request_too_large")
+	StdinTooLarge          = Code("computer_stdin_too_large")
+	CommandTooLarge        = Code("computer_command_request_too_large")
 	ContentKindUnsupported = Code("content_kind_unsupported")
 	AnswerInvalid          = Code("answer_invalid")
+
+	// CommandOutputUnavailable ends the log stream of a Command whose output is not all there.
+	CommandOutputUnavailable = Code("command_output_unavailable")
 
 	RateLimited = Code("rate_limited")
 	Unavailable = Code("unavailable")
@@ -71,7 +77,7 @@ var statuses = map[Code]int{
 
 	AuthenticationRequired: 401, PermissionRequired: 403, HumanRequired: 403, RootSessionRequired: 403,
 
-	NotFound: 404, DeploymentNotFound: 404, ComputerNotFound: 404, MethodNotAllowed: 405,
+	NotFound: 404, DeploymentNotFound: 404, ComputerNotFound: 404, CommandNotFound: 404, MethodNotAllowed: 405,
 
 	AdmissionUnavailable: 409, NoCurrentDeployment: 409, AgentNotInCurrentDeployment: 409, AgentNotInPinnedDeployment: 409,
 	AgentDeleted: 409, SessionNotOpen: 409, SessionTerminal: 409, ComputerMismatch: 409, MessageClosed: 409, HoldNotActive: 409,
@@ -79,8 +85,9 @@ var statuses = map[Code]int{
 	ComputerPreparationExhausted: 409, ComputerStartFailed: 409, QuestionAlreadyResponded: 409, QuestionCancelled: 409,
 	IdempotencyConflict: 409, LeaseLost: 409, WorkerResourceCustody: 409,
 
-	CursorExpired: 410, CommandResultExpired: 410, IdempotencyExpired: 410,
-	ContentLimitExceeded: 413, RequestTooLarge: 413, ContentKindUnsupported: 422, AnswerInvalid: 422,
+	CommandOutputUnavailable: 409,
+	CursorExpired:            410, CommandResultExpired: 410, IdempotencyExpired: 410,
+	ContentLimitExceeded: 413, RequestTooLarge: 413, StdinTooLarge: 413, CommandTooLarge: 413, ContentKindUnsupported: 422, AnswerInvalid: 422,
 	RateLimited: 429, Unavailable: 503, NotReady: 503,
 }
 

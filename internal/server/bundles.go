@@ -51,7 +51,7 @@ func (s *Server) uploadObject(c *call) error {
 		return badParam("size", "size is required: the object's size in bytes, as the upload plan gives it.")
 	}
 	if size > limitObject {
-		return tooLarge(limitObject)
+		return tooLarge("", limitObject)
 	}
 	if c.r.ContentLength >= 0 && c.r.ContentLength != size {
 		return badParam("size", "size is %d but the body has %d bytes.", size, c.r.ContentLength)
@@ -62,7 +62,7 @@ func (s *Server) uploadObject(c *call) error {
 	_ = control.SetReadDeadline(time.Time{})
 	if err != nil {
 		if body.err != nil && fault.From(err).Code == fault.Internal {
-			return bodyError(body.err, size)
+			return bodyError(body.err, "", size)
 		}
 		return err
 	}

@@ -62,8 +62,16 @@ func takes[In, Out any](fn func(c *call, in In) (Out, error)) handler {
 		if err != nil {
 			return err
 		}
-		return c.answer(http.StatusOK, out)
+		return c.answer(c.route.success(), out)
 	}}
+}
+
+// success is the status of a success with a body.
+func (rt *route) success() int {
+	if rt.status != 0 {
+		return rt.status
+	}
+	return http.StatusOK
 }
 
 // answer sends v as JSON.
@@ -98,7 +106,7 @@ func (c *call) body(mediaTypes ...string) ([]byte, error) {
 		return nil, nil
 	}
 	if c.r.ContentLength > c.route.limit {
-		return nil, tooLarge(c.route.limit)
+		return nil, tooLarge(c.route.tooLarge, c.route.limit)
 	}
 	control := http.NewResponseController(c.w.ResponseWriter)
 	_ = control.SetReadDeadline(time.Now().Add(bodyDeadline))
@@ -106,7 +114,7 @@ func (c *call) body(mediaTypes ...string) ([]byte, error) {
 	// Cleared, because the connection is watched for the caller's leaving while the request is handled.
 	_ = control.SetReadDeadline(time.Time{})
 	if err != nil {
-		return nil, bodyError(err, c.route.limit)
+		return nil, bodyError(err, c.route.tooLarge, c.route.limit)
 	}
 	if len(body) == 0 {
 		return nil, nil
@@ -125,9 +133,9 @@ func readAll(r io.Reader, size int64) ([]byte, error) {
 }
 
 // bodyError names what went wrong while a body arrived.
-func bodyError(err error, limit int64) error {
+func bodyError(err error, code fault.Code, limit int64) error {
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		return tooLarge(limit)
+		return tooLarge(code, limit)
 	}
 	if errors.Is(err, context.Canceled) {
 		return err
@@ -135,8 +143,12 @@ func bodyError(err error, limit int64) error {
 	return fault.New(fault.BadRequest, "The body did not arrive whole.").With("field", "body")
 }
 
-func tooLarge(limit int64) error {
-	return fault.New(fault.RequestTooLarge, "The body is larger than this route's limit of %d bytes.", limit).With("limit_bytes", limit)
+// tooLarge refuses a body above a limit, with the route's own code if it has one.
+func tooLarge(code fault.Code, limit int64) error {
+	if code == "" {
+		code = fault.RequestTooLarge
+	}
+	return fault.New(code, "The body is larger than this route's limit of %d bytes.", limit).With("limit_bytes", limit)
 }
 
 // checkMediaType refuses a body that is not one of mediaTypes in UTF-8.

@@ -55,6 +55,7 @@ type member struct {
 	minLength int
 	maxLength int // 0: no limit of its own
 	enum      []string
+	room      bool // a room says what the string may hold, NUL included
 }
 
 // shapes caches the members of request types.
@@ -74,6 +75,7 @@ func shapeOf(t reflect.Type) []member {
 		m := member{name: name, index: i, required: !strings.Contains(options, "omitempty")}
 		m.minLength, _ = strconv.Atoi(f.Tag.Get("minLength"))
 		m.maxLength, _ = strconv.Atoi(f.Tag.Get("maxLength"))
+		m.room = f.Tag.Get("checked") == "room"
 		if e := f.Tag.Get("enum"); e != "" {
 			m.enum = strings.Split(e, ",")
 		}
@@ -162,6 +164,8 @@ func decodeValue(data []byte, v reflect.Value, m member, at string) error {
 		return decodeObject(data, v, at)
 	case reflect.Slice:
 		return decodeArray(data, v, m, at)
+	case reflect.Map:
+		return decodeMap(data, v, m, at)
 	}
 	return fmt.Errorf("decode request: field %s has a type that requests cannot have: %s", at, v.Type())
 }
@@ -175,7 +179,7 @@ func decodeString(data []byte, v reflect.Value, m member, at string) error {
 		return badField(at, "%s must be a string.", at)
 	}
 	switch n := utf8.RuneCountInString(s); {
-	case strings.ContainsRune(s, 0):
+	case strings.ContainsRune(s, 0) && !m.room:
 		return badField(at, "%s must not contain NUL.", at)
 	case n < m.minLength && n == 0:
 		return badField(at, "%s must not be empty; leave it out instead.", at)
@@ -207,6 +211,30 @@ func decodeArray(data []byte, v reflect.Value, m member, at string) error {
 	}
 	v.Set(out)
 	return nil
+}
+
+// decodeMap fills a map of strings from a JSON object with any names.
+func decodeMap(data []byte, v reflect.Value, m member, at string) error {
+	if data[0] != '{' {
+		return badField(at, "%s must be a JSON object.", at)
+	}
+	out := reflect.MakeMap(v.Type())
+	err := eachMember(data, func(name string, value []byte) error {
+		key := reflect.ValueOf(name)
+		if out.MapIndex(key).IsValid() {
+			return badField(join(at, name), "%s is given twice.", join(at, name))
+		}
+		item := reflect.New(v.Type().Elem()).Elem()
+		if err := decodeValue(value, item, m, join(at, name)); err != nil {
+			return err
+		}
+		out.SetMapIndex(key, item)
+		return nil
+	})
+	if err == nil {
+		v.Set(out)
+	}
+	return err
 }
 
 func contains(list []string, s string) bool {

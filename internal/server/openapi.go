@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"strconv"
 	"strings"
 	"time"
 
@@ -79,7 +80,7 @@ func operation(rt *route, registry huma.Registry, problem *huma.Schema) *huma.Op
 	case rt.stream != "":
 		op.Responses["200"] = &huma.Response{Description: "An event stream.", Content: map[string]*huma.MediaType{rt.stream: {Schema: &huma.Schema{Type: huma.TypeString}}}}
 	case rt.handler.out != nil:
-		op.Responses["200"] = &huma.Response{Description: "OK", Content: map[string]*huma.MediaType{"application/json": {Schema: registry.Schema(rt.handler.out, true, rt.operation)}}}
+		op.Responses[strconv.Itoa(rt.success())] = &huma.Response{Description: http.StatusText(rt.success()), Content: map[string]*huma.MediaType{"application/json": {Schema: registry.Schema(rt.handler.out, true, rt.operation)}}}
 	default:
 		op.Responses["204"] = &huma.Response{Description: "Done."}
 	}

@@ -163,6 +163,7 @@ var pathChecks = map[string]func(name, value string) error{
 	"question_id":   checkID,
 	"deployment_id": checkID,
 	"computer_id":   checkComputerID,
+	"command_id":    checkCommandID,
 	"agent_id":      checkDeclared,
 	"template_id":   checkDeclared,
 	"digest":        checkDigest,
@@ -178,6 +179,13 @@ func checkID(name, value string) error {
 func checkComputerID(name, value string) error {
 	if !id.Valid(value) {
 		return fault.New(fault.InvalidComputerReference, "%s must be a canonical UUIDv7: lower case, with hyphens.", name).With("parameter", name)
+	}
+	return nil
+}
+
+func checkCommandID(name, value string) error {
+	if !id.Valid(value) {
+		return fault.New(fault.InvalidCommandReference, "%s must be a canonical UUIDv7: lower case, with hyphens.", name).With("parameter", name)
 	}
 	return nil
 }

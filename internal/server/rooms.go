@@ -21,6 +21,7 @@ type Deps struct {
 	Turn       Turns
 	Converse   Conversations
 	Computer   Computers
+	Command    Commands
 	Deployment Deployments
 	Catalog    Catalog
 	Bundle     Bundles
@@ -60,10 +61,22 @@ type Conversations interface {
 	Respond(ctx context.Context, environmentID string, by api.Actor, sessionID, turnID, questionID string, req api.RespondRequest) (api.Question, error)
 }
 
-// Computers reads Computers.
+// Computers makes and reads Computers.
 type Computers interface {
+	Create(ctx context.Context, environmentID string, by api.Actor, req api.ComputerCreateRequest) (api.ComputerReceipt, error)
 	Get(ctx context.Context, environmentID, computerID string) (api.Computer, error)
 	List(ctx context.Context, environmentID string, filter computer.Filter) (api.ComputerPage, error)
+}
+
+// Commands runs Commands on Computers, reads them and what they wrote, and knows who uses a Computer.
+type Commands interface {
+	Create(ctx context.Context, environmentID string, by api.Actor, computerID string, req api.CommandCreateRequest) (api.CommandReceipt, error)
+	Get(ctx context.Context, environmentID, commandID string) (api.Command, error)
+	Cancel(ctx context.Context, environmentID string, by api.Actor, commandID string, req api.ControlRequest) (api.CommandCancelReceipt, error)
+	Logs(ctx context.Context, environmentID, commandID, cursor string, limit int) (page api.CommandLogPage, done bool, err error)
+	SessionUsage(ctx context.Context, environmentID, computerID, cursor string, limit int) (api.ComputerSessionPage, error)
+	CommandUsage(ctx context.Context, environmentID, computerID, cursor string, limit int) (api.ComputerCommandPage, error)
+	DeleteComputer(ctx context.Context, environmentID string, by api.Actor, computerID, idempotencyKey string) (api.ComputerReceipt, error)
 }
 
 // Deployments reads and promotes Deployments.

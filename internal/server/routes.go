@@ -3,6 +3,8 @@ package server
 import (
 	"net/http"
 	"strings"
+
+	"helmr.dev/helmr/internal/fault"
 )
 
 // Body limits in bytes.
@@ -11,6 +13,7 @@ const (
 	limitManifest   = 16 << 20
 	limitManagement = 64 << 10
 	limitObject     = 4 << 30
+	limitCommand    = 2 << 20
 )
 
 // Whether a route takes an idempotency key.
@@ -34,8 +37,10 @@ type route struct {
 	query      []param
 	limit      int64
 	key        keyRule
-	stream     string // media type of a streamed answer, described in words
-	accepts    string // media type of a body that is not a JSON request type
+	status     int        // of a success with a body; 0: 200
+	tooLarge   fault.Code // of a body above the limit; "": request_too_large
+	stream     string     // media type of a streamed answer, described in words
+	accepts    string     // media type of a body that is not a JSON request type
 	handler    handler
 }
 
@@ -44,7 +49,7 @@ const eventStream = "text/event-stream"
 // routes is the API: every route of an Environment that exists.
 func (s *Server) routes() []route {
 	var all []route
-	for _, group := range [][]route{s.agentRoutes(), s.sessionRoutes(), s.conversationRoutes(), s.computerRoutes(), s.deploymentRoutes()} {
+	for _, group := range [][]route{s.agentRoutes(), s.sessionRoutes(), s.conversationRoutes(), s.computerRoutes(), s.commandRoutes(), s.deploymentRoutes()} {
 		all = append(all, group...)
 	}
 	return all
@@ -91,6 +96,15 @@ func (s *Server) computerRoutes() []route {
 			query: paged(param{name: "key", kind: "string", doc: "Only the Computer with this key; refuses limit and cursor."})},
 		{method: http.MethodGet, path: "/computers/{computer_id}", permission: "computers.read", operation: "getComputer", tag: tag,
 			summary: "Get a Computer", handler: answers(s.getComputer)},
+		{method: http.MethodPost, path: "/computers", permission: "computers.create", operation: "createComputer", tag: tag,
+			summary: "Create a Computer from a Template of the current Deployment", limit: limitManagement, key: keyOptional, status: http.StatusCreated,
+			handler: takes(s.createComputer)},
+		{method: http.MethodDelete, path: "/computers/{computer_id}", permission: "computers.delete", operation: "deleteComputer", tag: tag,
+			summary: "Delete a Computer that nobody uses", limit: limitManagement, key: keyOptional, status: http.StatusAccepted, handler: takes(s.deleteComputer)},
+		{method: http.MethodGet, path: "/computers/{computer_id}/sessions", permission: "computers.read", operation: "listComputerSessions", tag: tag,
+			summary: "List the Sessions that occupy a Computer now", query: paged(), handler: answers(s.listComputerSessions)},
+		{method: http.MethodGet, path: "/computers/{computer_id}/commands", permission: "computers.read", operation: "listComputerCommands", tag: tag,
+			summary: "List the Commands that occupy a Computer now", query: paged(), handler: answers(s.listComputerCommands)},
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 var (
-	waitParam  = param{name: "wait", kind: "string", doc: "How long to wait for the Turn to end, for example 30s; at most 60s."}
+	waitParam  = param{name: "wait", kind: "string", doc: "How long to wait for the end, for example 30s; at most 60s."}
 	batchParam = param{name: "limit", kind: "integer", doc: "Number of events, 1 to 1000; 100 by default."}
 
 	sessionFilters = paged(

@@ -25,7 +25,7 @@ func (s *Service) Exchange(ctx context.Context, req *workerpb.ExchangeRequest) (
 		if err != nil {
 			return err
 		}
-		w := &work{tx: tx, now: db.Millis(s.now()), c: c}
+		w := &work{tx: tx, now: db.Millis(s.now()), c: c, occupants: s.occupants}
 		if err := w.loadAll(); err != nil {
 			return err
 		}
@@ -41,18 +41,19 @@ func (s *Service) Exchange(ctx context.Context, req *workerpb.ExchangeRequest) (
 // exchange is one Exchange under way.
 type exchange struct {
 	*work
-	req *workerpb.ExchangeRequest
-	out *workerpb.ExchangeResponse
+	req    *workerpb.ExchangeRequest
+	out    *workerpb.ExchangeResponse
+	others Occupancy
 }
 
 func (x *exchange) run() error {
 	switch x.req.GetPhase() {
 	case workerpb.Phase_PHASE_START_FAILED:
 		x.out.Fenced = true
-		return x.c.StartFailed(x.now, message(x.req.GetError(), "the sandbox did not start"))
+		return x.startFailed()
 	case workerpb.Phase_PHASE_LOST:
 		x.out.Fenced = true
-		return x.lost()
+		return x.lost(true, toValid(x.req.GetError()))
 	case workerpb.Phase_PHASE_STOPPED:
 		x.out.Fenced = true
 		return x.stopped()
@@ -63,9 +64,13 @@ func (x *exchange) run() error {
 	default:
 		if x.c.Residency == computer.Running {
 			x.out.Fenced = true
-			return x.lost() // it ran here before, and the Worker has nothing of it
+			return x.lost(true, "") // it ran here before, and the Worker has nothing of it
 		}
 		return x.spec()
+	}
+	if x.c.Status == "deleting" { // nobody uses it, and its disk is of no more use
+		x.out.Stop = true
+		return nil
 	}
 	for _, ops := range x.req.GetOperations() {
 		if err := x.operations(ops); err != nil {
@@ -79,6 +84,9 @@ func (x *exchange) run() error {
 			}
 		}
 		x.forget()
+	}
+	if err := x.exchangeOthers(); err != nil {
+		return err
 	}
 	x.use()
 	return x.disk()
@@ -121,31 +129,41 @@ func (x *exchange) disk() error {
 }
 
 // empty tells whether no process is left and no Turn waits for a Save.
-func (w *work) empty() bool {
-	for _, u := range w.units {
+func (x *exchange) empty() bool {
+	for _, u := range x.units {
 		if u.p != nil || (u.head != nil && u.head.Status != Queued) {
 			return false
 		}
 	}
-	return true
+	return x.others.Inside == 0
 }
 
 // stopped records that the Worker removed an emptied Computer. Work that came meanwhile starts it again.
 func (x *exchange) stopped() error {
-	if x.c.Stopping == nil || x.c.StoppingSaveID == nil || !x.empty() {
-		return x.lost() // it was not told to stop: its processes and unsaved changes are gone
+	if err := x.exchangeOthers(); err != nil {
+		return err
 	}
-	runnable := false
+	told := x.c.Status == "deleting" || (x.c.Stopping != nil && x.c.StoppingSaveID != nil)
+	if !told || !x.empty() {
+		return x.lost(true, "") // it was not told to stop: its processes and unsaved changes are gone
+	}
+	runnable := x.others.Waiting > 0
 	for _, u := range x.units {
 		runnable = runnable || u.runnable()
 	}
 	return x.c.Stopped(x.now, runnable)
 }
 
-// lost records that the sandbox is gone with everything that was not saved.
-func (w *work) lost() error {
+// lost records that the sandbox is gone with everything that was not saved. proven tells that nothing of it runs any more
+// for certain; why, if known, is for people.
+func (w *work) lost(proven bool, why string) error {
 	for _, u := range w.units {
 		if err := w.lostSession(u); err != nil {
+			return err
+		}
+	}
+	if w.occupants != nil {
+		if err := w.occupants.Lost(w.tx, w.c, w.now, proven, why); err != nil {
 			return err
 		}
 	}

@@ -183,11 +183,11 @@ func (s *Service) lostWorkers(ctx context.Context) (time.Duration, error) {
 			if err != nil || !c.Resident() {
 				return err
 			}
-			w := &work{tx: tx, now: db.Millis(s.now()), c: c}
+			w := &work{tx: tx, now: db.Millis(s.now()), c: c, occupants: s.occupants}
 			if err := w.loadAll(); err != nil {
 				return err
 			}
-			if err := w.lost(); err != nil {
+			if err := w.lost(false, "its Worker is lost"); err != nil {
 				return err
 			}
 			return w.flush()

@@ -20,8 +20,9 @@ import (
 
 // Service admits Turns, runs the controls, and exchanges with Workers.
 type Service struct {
-	db  *db.DB
-	now func() time.Time
+	db        *db.DB
+	now       func() time.Time
+	occupants Occupants
 }
 
 // NewService makes the room's service. now is the clock.

@@ -25,6 +25,8 @@ type work struct {
 	now   int64
 	c     *computer.Row
 	units []*unit
+	// occupants are what uses the Computer beside Sessions; nil: nothing.
+	occupants Occupants
 	// admissions and newDiskMiB are what flush takes from the Environment's limits at the end.
 	admissions, newDiskMiB int64
 }
@@ -243,16 +245,6 @@ func (w *work) clock(u *unit) error {
 		u.s.Touch(w.now)
 	}
 	return nil
-}
-
-// use keeps the Computer's record of whether anything needs it.
-func (w *work) use() {
-	for _, u := range w.units {
-		if u.p != nil || u.runnable() || u.busy() {
-			return
-		}
-	}
-	w.c.Unwanted(w.now)
 }
 
 func text(b json.RawMessage) any {

@@ -27,7 +27,9 @@ type computer struct {
 	id    string
 	epoch int64
 	woken chan struct{}
-	gone  context.CancelCauseFunc // ends the actor; errFenced removes the sandbox
+	// outputDue receives when output of a Command has come.
+	outputDue chan struct{}
+	gone      context.CancelCauseFunc // ends the actor; errFenced removes the sandbox
 
 	mu sync.Mutex
 	// all below are guarded by mu
@@ -39,14 +41,16 @@ type computer struct {
 	guest   guestState
 	saveID  string
 	fenced  bool
-	busy    map[string]bool // slow steps under way, by name
-	steps   sync.WaitGroup
+	// stopping says that the sandbox is being removed because the server asked for it.
+	stopping bool
+	busy     map[string]bool // slow steps under way, by name
+	steps    sync.WaitGroup
 }
 
 var errFenced = errors.New("the lease is gone")
 
 func newComputer(w *Worker, id string, epoch int64) *computer {
-	c := &computer{w: w, id: id, epoch: epoch, woken: make(chan struct{}, 1), busy: map[string]bool{}, gone: func(error) {}}
+	c := &computer{w: w, id: id, epoch: epoch, woken: make(chan struct{}, 1), outputDue: make(chan struct{}, 1), busy: map[string]bool{}, gone: func(error) {}}
 	c.guest.init()
 	return c
 }
@@ -278,6 +282,7 @@ func ended(e sandbox.Exit) string {
 // running reports that the guest is there and watches for the end of the sandbox.
 func (c *computer) running(ctx context.Context) {
 	c.setPhase(workerpb.Phase_PHASE_RUNNING, "")
+	c.step(ctx, "output", c.storeOutput)
 	c.step(ctx, "watch", func(ctx context.Context) error {
 		for {
 			exit, err := c.w.cfg.Runtime.Wait(ctx, c.id)
@@ -298,7 +303,7 @@ func (c *computer) running(ctx context.Context) {
 func (c *computer) lost(why string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.phase == workerpb.Phase_PHASE_RUNNING {
+	if c.phase == workerpb.Phase_PHASE_RUNNING && !c.stopping {
 		c.w.cfg.Log.Warn("computer lost", "computer", c.id, "why", why)
 		c.phase, c.failure = workerpb.Phase_PHASE_LOST, why
 	}
@@ -362,11 +367,22 @@ func (c *computer) remembered() (*workerpb.ComputerSpec, error) {
 }
 
 // stop removes the sandbox of an emptied Computer, which the server was told is saved.
+// Only when that is done the server hears of it: the Computer may then start elsewhere, or count as deleted.
 func (c *computer) stop(ctx context.Context) error {
 	c.mu.Lock()
-	c.phase = workerpb.Phase_PHASE_STOPPED
+	c.stopping = true
 	c.mu.Unlock()
-	return c.w.cfg.Runtime.Remove(ctx, c.id)
+	for pause := time.Second; ; pause = min(pause*2, time.Minute) {
+		err := c.w.cfg.Runtime.Remove(ctx, c.id)
+		if err == nil {
+			c.setPhase(workerpb.Phase_PHASE_STOPPED, "")
+			return nil
+		}
+		c.w.cfg.Log.Error("cannot remove a sandbox; trying again", "computer", c.id, "error", err)
+		if !sleep(ctx, pause) {
+			return ctx.Err()
+		}
+	}
 }
 
 func (c *computer) setPhase(p workerpb.Phase, failure string) {

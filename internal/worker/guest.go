@@ -57,9 +57,13 @@ type guestState struct {
 	processes    map[processKey]*process
 	pendingBytes int
 	drained      *sync.Cond
+	commands     map[string]*command
+	outputBytes  int
 }
 
-func (g *guestState) init() { g.processes = map[processKey]*process{} }
+func (g *guestState) init() {
+	g.processes, g.commands = map[processKey]*process{}, map[string]*command{}
+}
 
 // describe adds to an Exchange what the guest has and has said.
 func (g *guestState) describe(req *workerpb.ExchangeRequest) {
@@ -70,6 +74,7 @@ func (g *guestState) describe(req *workerpb.ExchangeRequest) {
 			req.Operations = append(req.Operations, &workerpb.ProcessOperations{SessionId: k.session, Epoch: k.epoch, Operations: slices.Clone(p.pending)})
 		}
 	}
+	g.describeCommands(req)
 }
 
 func (c *computer) socket() string {
@@ -82,7 +87,7 @@ func (c *computer) listen(config image.Config, environmentID string) (connected 
 	if old := c.takeLink(); old != nil {
 		old.Close()
 	}
-	link, err := guest.Listen(c.socket(), h, guest.Options{Log: c.w.cfg.Log})
+	link, err := guest.Listen(c.socket(), h, guest.Options{Log: c.w.cfg.Log, Commands: h})
 	if err != nil {
 		return nil, err
 	}
@@ -122,6 +127,7 @@ func (h *handler) Connected(hello guest.Hello) {
 		}
 		c.guest.processes[processKey{p.SessionID, p.Epoch}] = known
 	}
+	c.guest.connectedLocked(hello.Commands)
 	c.mu.Unlock()
 	h.once.Do(func() { close(h.connected) })
 	c.wake()
@@ -137,6 +143,7 @@ func (h *handler) Disconnected(error) {
 		p.pending = nil // they come again
 	}
 	c.guest.pendingBytes = 0
+	c.guest.connectedLocked(nil)
 }
 
 // Ops keeps operations until the server has answered them. It blocks, and so holds the guest up, while too much waits.
@@ -189,7 +196,7 @@ func (c *computer) take(ctx context.Context, resp *workerpb.ExchangeResponse, ge
 			}
 		}
 	}
-	calls := c.callsLocked(resp, link)
+	calls := append(c.callsLocked(resp, link), c.commandCallsLocked(resp, link)...)
 	c.talkLocked(ctx, resp, link)
 	c.mu.Unlock()
 	if len(acks) > 0 {

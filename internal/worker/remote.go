@@ -75,3 +75,7 @@ func (r *remote) Exchange(ctx context.Context, req *workerpb.ExchangeRequest) (*
 func (r *remote) PublishSave(ctx context.Context, req *workerpb.PublishSaveRequest) (*workerpb.PublishSaveResponse, error) {
 	return r.c.PublishSave(ctx, req)
 }
+
+func (r *remote) StoreOutput(ctx context.Context, req *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error) {
+	return r.c.StoreOutput(ctx, req)
+}

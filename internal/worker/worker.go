@@ -36,6 +36,7 @@ type Server interface {
 	Watch(context.Context, *workerpb.WatchRequest) (*workerpb.WatchResponse, error)
 	Exchange(context.Context, *workerpb.ExchangeRequest) (*workerpb.ExchangeResponse, error)
 	PublishSave(context.Context, *workerpb.PublishSaveRequest) (*workerpb.PublishSaveResponse, error)
+	StoreOutput(context.Context, *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error)
 }
 
 // Config says what a Worker works with. All fields are required but EnrollmentToken and ImageDir.

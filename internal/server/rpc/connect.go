@@ -122,3 +122,7 @@ func (g *guarded) Exchange(ctx context.Context, r *workerpb.ExchangeRequest) (*w
 func (g *guarded) PublishSave(ctx context.Context, r *workerpb.PublishSaveRequest) (*workerpb.PublishSaveResponse, error) {
 	return g.s.PublishSave(ctx, r)
 }
+
+func (g *guarded) StoreOutput(ctx context.Context, r *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error) {
+	return g.s.StoreOutput(ctx, r)
+}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"helmr.dev/helmr/internal/command"
 	"helmr.dev/helmr/internal/computer"
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/turn"
@@ -25,6 +26,7 @@ type Service struct {
 	hub       *db.Hub
 	computers *computer.Service
 	turns     *turn.Service
+	commands  *command.Service
 
 	mu sync.Mutex
 	// watches is guarded by mu.
@@ -32,8 +34,8 @@ type Service struct {
 }
 
 // New makes the service.
-func New(hub *db.Hub, computers *computer.Service, turns *turn.Service) *Service {
-	return &Service{hub: hub, computers: computers, turns: turns, watches: map[string]*watch{}}
+func New(hub *db.Hub, computers *computer.Service, turns *turn.Service, commands *command.Service) *Service {
+	return &Service{hub: hub, computers: computers, turns: turns, commands: commands, watches: map[string]*watch{}}
 }
 
 // watch collects which Computers of one Worker were signalled since it last asked.
@@ -133,4 +135,9 @@ func (s *Service) Exchange(ctx context.Context, r *workerpb.ExchangeRequest) (*w
 // PublishSave records that a Save is whole in blob storage.
 func (s *Service) PublishSave(ctx context.Context, r *workerpb.PublishSaveRequest) (*workerpb.PublishSaveResponse, error) {
 	return &workerpb.PublishSaveResponse{}, s.turns.PublishSave(ctx, r)
+}
+
+// StoreOutput keeps output of Commands.
+func (s *Service) StoreOutput(ctx context.Context, r *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error) {
+	return s.commands.StoreOutput(ctx, r)
 }

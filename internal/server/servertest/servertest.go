@@ -21,6 +21,7 @@ import (
 	"helmr.dev/helmr/internal/access"
 	"helmr.dev/helmr/internal/blob"
 	"helmr.dev/helmr/internal/build/bundle"
+	"helmr.dev/helmr/internal/command"
 	"helmr.dev/helmr/internal/computer"
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/db/dbtest"
@@ -38,7 +39,9 @@ type Server struct {
 	DB     *db.DB
 	Access *access.Service
 	Turn   *turn.Service
-	Log    *Log
+	// Command is hosted by Turn, as in a whole installation.
+	Command *command.Service
+	Log     *Log
 
 	Key           string // all scopes, in the first Environment
 	OtherKey      string // all scopes, in another Environment of the same installation
@@ -58,7 +61,8 @@ func Start(t testing.TB, d *db.DB, change func(*server.Config)) *Server {
 	}
 	log := &Log{}
 	rooms := deployment.NewService(d, objects)
-	s := &Server{DB: d, Access: access.NewService(d), Turn: turn.NewService(d, time.Now), Log: log, stopped: make(chan error, 1)}
+	s := &Server{DB: d, Access: access.NewService(d), Turn: turn.NewService(d, time.Now), Command: command.NewService(d, time.Now), Log: log, stopped: make(chan error, 1)}
+	s.Turn.Host(s.Command)
 	boot, err := s.Access.Bootstrap(ctx, access.BootstrapOptions{})
 	if err != nil {
 		t.Fatalf("bootstrap: %v", err)
@@ -71,6 +75,7 @@ func Start(t testing.TB, d *db.DB, change func(*server.Config)) *Server {
 	}
 	s.Server = server.New(config, server.Deps{
 		DB: d, Access: s.Access, Session: session.NewService(d), Turn: s.Turn, Converse: s.Turn, Computer: computer.NewService(d, time.Now),
+		Command:    s.Command,
 		Deployment: rooms, Catalog: rooms, Bundle: rooms, Logger: slog.New(slog.NewJSONHandler(log, nil)),
 	})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

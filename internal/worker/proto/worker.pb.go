@@ -134,6 +134,109 @@ func (WantedProcess_Action) EnumDescriptor() ([]byte, []int) {
 	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{15, 0}
 }
 
+type CommandExit_End int32
+
+const (
+	CommandExit_END_EXITED    CommandExit_End = 0
+	CommandExit_END_CANCELLED CommandExit_End = 1
+	CommandExit_END_TIMED_OUT CommandExit_End = 2
+	// The guest could not run it.
+	CommandExit_END_FAULT CommandExit_End = 3
+)
+
+// Enum value maps for CommandExit_End.
+var (
+	CommandExit_End_name = map[int32]string{
+		0: "END_EXITED",
+		1: "END_CANCELLED",
+		2: "END_TIMED_OUT",
+		3: "END_FAULT",
+	}
+	CommandExit_End_value = map[string]int32{
+		"END_EXITED":    0,
+		"END_CANCELLED": 1,
+		"END_TIMED_OUT": 2,
+		"END_FAULT":     3,
+	}
+)
+
+func (x CommandExit_End) Enum() *CommandExit_End {
+	p := new(CommandExit_End)
+	*p = x
+	return p
+}
+
+func (x CommandExit_End) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CommandExit_End) Descriptor() protoreflect.EnumDescriptor {
+	return file_internal_worker_proto_worker_proto_enumTypes[2].Descriptor()
+}
+
+func (CommandExit_End) Type() protoreflect.EnumType {
+	return &file_internal_worker_proto_worker_proto_enumTypes[2]
+}
+
+func (x CommandExit_End) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CommandExit_End.Descriptor instead.
+func (CommandExit_End) EnumDescriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{22, 0}
+}
+
+type WantedCommand_Action int32
+
+const (
+	WantedCommand_ACTION_RUN WantedCommand_Action = 0
+	// SIGTERM, SIGKILL after the grace.
+	WantedCommand_ACTION_CANCEL WantedCommand_Action = 1
+	WantedCommand_ACTION_FORGET WantedCommand_Action = 2
+)
+
+// Enum value maps for WantedCommand_Action.
+var (
+	WantedCommand_Action_name = map[int32]string{
+		0: "ACTION_RUN",
+		1: "ACTION_CANCEL",
+		2: "ACTION_FORGET",
+	}
+	WantedCommand_Action_value = map[string]int32{
+		"ACTION_RUN":    0,
+		"ACTION_CANCEL": 1,
+		"ACTION_FORGET": 2,
+	}
+)
+
+func (x WantedCommand_Action) Enum() *WantedCommand_Action {
+	p := new(WantedCommand_Action)
+	*p = x
+	return p
+}
+
+func (x WantedCommand_Action) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WantedCommand_Action) Descriptor() protoreflect.EnumDescriptor {
+	return file_internal_worker_proto_worker_proto_enumTypes[3].Descriptor()
+}
+
+func (WantedCommand_Action) Type() protoreflect.EnumType {
+	return &file_internal_worker_proto_worker_proto_enumTypes[3]
+}
+
+func (x WantedCommand_Action) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WantedCommand_Action.Descriptor instead.
+func (WantedCommand_Action) EnumDescriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{23, 0}
+}
+
 type RegisterRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -539,7 +642,9 @@ type ExchangeRequest struct {
 	Processes      []*ObservedProcess   `protobuf:"bytes,7,rep,name=processes,proto3" json:"processes,omitempty"`
 	Operations     []*ProcessOperations `protobuf:"bytes,8,rep,name=operations,proto3" json:"operations,omitempty"`
 	// The Save whose capture or upload is under way, if any.
-	SaveId        string `protobuf:"bytes,9,opt,name=save_id,json=saveId,proto3" json:"save_id,omitempty"`
+	SaveId string `protobuf:"bytes,9,opt,name=save_id,json=saveId,proto3" json:"save_id,omitempty"`
+	// With guest_connected: every Command that the guest has, and those it is just being given.
+	Commands      []*ObservedCommand `protobuf:"bytes,10,rep,name=commands,proto3" json:"commands,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -635,6 +740,13 @@ func (x *ExchangeRequest) GetSaveId() string {
 		return x.SaveId
 	}
 	return ""
+}
+
+func (x *ExchangeRequest) GetCommands() []*ObservedCommand {
+	if x != nil {
+		return x.Commands
+	}
+	return nil
 }
 
 type ObservedProcess struct {
@@ -840,6 +952,7 @@ type ExchangeResponse struct {
 	Deliveries    []*Delivery      `protobuf:"bytes,6,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
 	Controls      []*Control       `protobuf:"bytes,7,rep,name=controls,proto3" json:"controls,omitempty"`
 	Save          *SaveOrder       `protobuf:"bytes,8,opt,name=save,proto3" json:"save,omitempty"`
+	Commands      []*WantedCommand `protobuf:"bytes,9,rep,name=commands,proto3" json:"commands,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -926,6 +1039,13 @@ func (x *ExchangeResponse) GetControls() []*Control {
 func (x *ExchangeResponse) GetSave() *SaveOrder {
 	if x != nil {
 		return x.Save
+	}
+	return nil
+}
+
+func (x *ExchangeResponse) GetCommands() []*WantedCommand {
+	if x != nil {
+		return x.Commands
 	}
 	return nil
 }
@@ -1531,6 +1651,484 @@ func (*PublishSaveResponse) Descriptor() ([]byte, []int) {
 	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{20}
 }
 
+type ObservedCommand struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	CommandId string                 `protobuf:"bytes,1,opt,name=command_id,json=commandId,proto3" json:"command_id,omitempty"`
+	// Its program runs, or has run.
+	Started bool `protobuf:"varint,2,opt,name=started,proto3" json:"started,omitempty"`
+	// Its scope has ended: no process of it is left.
+	Exit *CommandExit `protobuf:"bytes,3,opt,name=exit,proto3" json:"exit,omitempty"`
+	// It has ended and the server has all of its output.
+	Drained       bool `protobuf:"varint,4,opt,name=drained,proto3" json:"drained,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObservedCommand) Reset() {
+	*x = ObservedCommand{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObservedCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObservedCommand) ProtoMessage() {}
+
+func (x *ObservedCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObservedCommand.ProtoReflect.Descriptor instead.
+func (*ObservedCommand) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ObservedCommand) GetCommandId() string {
+	if x != nil {
+		return x.CommandId
+	}
+	return ""
+}
+
+func (x *ObservedCommand) GetStarted() bool {
+	if x != nil {
+		return x.Started
+	}
+	return false
+}
+
+func (x *ObservedCommand) GetExit() *CommandExit {
+	if x != nil {
+		return x.Exit
+	}
+	return nil
+}
+
+func (x *ObservedCommand) GetDrained() bool {
+	if x != nil {
+		return x.Drained
+	}
+	return false
+}
+
+type CommandExit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	End   CommandExit_End        `protobuf:"varint,1,opt,name=end,proto3,enum=helmr.worker.v1.CommandExit_End" json:"end,omitempty"`
+	// 128 + n for signal n; 127 not found, 126 cannot be executed.
+	ExitCode int32 `protobuf:"varint,2,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	// For people.
+	Detail        string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CommandExit) Reset() {
+	*x = CommandExit{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CommandExit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CommandExit) ProtoMessage() {}
+
+func (x *CommandExit) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CommandExit.ProtoReflect.Descriptor instead.
+func (*CommandExit) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *CommandExit) GetEnd() CommandExit_End {
+	if x != nil {
+		return x.End
+	}
+	return CommandExit_END_EXITED
+}
+
+func (x *CommandExit) GetExitCode() int32 {
+	if x != nil {
+		return x.ExitCode
+	}
+	return 0
+}
+
+func (x *CommandExit) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+type WantedCommand struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	CommandId string                 `protobuf:"bytes,1,opt,name=command_id,json=commandId,proto3" json:"command_id,omitempty"`
+	Action    WantedCommand_Action   `protobuf:"varint,2,opt,name=action,proto3,enum=helmr.worker.v1.WantedCommand_Action" json:"action,omitempty"`
+	// For RUN. env are variables beyond those of the image, as NAME=value; an empty cwd is that of the image.
+	Argv          []string `protobuf:"bytes,3,rep,name=argv,proto3" json:"argv,omitempty"`
+	Env           []string `protobuf:"bytes,4,rep,name=env,proto3" json:"env,omitempty"`
+	Cwd           string   `protobuf:"bytes,5,opt,name=cwd,proto3" json:"cwd,omitempty"`
+	Stdin         []byte   `protobuf:"bytes,6,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	TimeoutMs     int64    `protobuf:"varint,7,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WantedCommand) Reset() {
+	*x = WantedCommand{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WantedCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WantedCommand) ProtoMessage() {}
+
+func (x *WantedCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WantedCommand.ProtoReflect.Descriptor instead.
+func (*WantedCommand) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *WantedCommand) GetCommandId() string {
+	if x != nil {
+		return x.CommandId
+	}
+	return ""
+}
+
+func (x *WantedCommand) GetAction() WantedCommand_Action {
+	if x != nil {
+		return x.Action
+	}
+	return WantedCommand_ACTION_RUN
+}
+
+func (x *WantedCommand) GetArgv() []string {
+	if x != nil {
+		return x.Argv
+	}
+	return nil
+}
+
+func (x *WantedCommand) GetEnv() []string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *WantedCommand) GetCwd() string {
+	if x != nil {
+		return x.Cwd
+	}
+	return ""
+}
+
+func (x *WantedCommand) GetStdin() []byte {
+	if x != nil {
+		return x.Stdin
+	}
+	return nil
+}
+
+func (x *WantedCommand) GetTimeoutMs() int64 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type StoreOutputRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	WorkerId      string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
+	ComputerId    string                 `protobuf:"bytes,2,opt,name=computer_id,json=computerId,proto3" json:"computer_id,omitempty"`
+	Epoch         int64                  `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Output        []*Output              `protobuf:"bytes,4,rep,name=output,proto3" json:"output,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoreOutputRequest) Reset() {
+	*x = StoreOutputRequest{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoreOutputRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoreOutputRequest) ProtoMessage() {}
+
+func (x *StoreOutputRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoreOutputRequest.ProtoReflect.Descriptor instead.
+func (*StoreOutputRequest) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *StoreOutputRequest) GetWorkerId() string {
+	if x != nil {
+		return x.WorkerId
+	}
+	return ""
+}
+
+func (x *StoreOutputRequest) GetComputerId() string {
+	if x != nil {
+		return x.ComputerId
+	}
+	return ""
+}
+
+func (x *StoreOutputRequest) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *StoreOutputRequest) GetOutput() []*Output {
+	if x != nil {
+		return x.Output
+	}
+	return nil
+}
+
+// Output is what one stream of a Command wrote next: chunks from number first on, joined.
+type Output struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	CommandId string                 `protobuf:"bytes,1,opt,name=command_id,json=commandId,proto3" json:"command_id,omitempty"`
+	// 1 is stdout, 2 is stderr.
+	Stream int32 `protobuf:"varint,2,opt,name=stream,proto3" json:"stream,omitempty"`
+	First  int64 `protobuf:"varint,3,opt,name=first,proto3" json:"first,omitempty"`
+	// The length of each chunk.
+	Lengths       []int32 `protobuf:"varint,4,rep,packed,name=lengths,proto3" json:"lengths,omitempty"`
+	Data          []byte  `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Output) Reset() {
+	*x = Output{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Output) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Output) ProtoMessage() {}
+
+func (x *Output) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Output.ProtoReflect.Descriptor instead.
+func (*Output) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Output) GetCommandId() string {
+	if x != nil {
+		return x.CommandId
+	}
+	return ""
+}
+
+func (x *Output) GetStream() int32 {
+	if x != nil {
+		return x.Stream
+	}
+	return 0
+}
+
+func (x *Output) GetFirst() int64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *Output) GetLengths() []int32 {
+	if x != nil {
+		return x.Lengths
+	}
+	return nil
+}
+
+func (x *Output) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type StoreOutputResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stored        []*StoredOutput        `protobuf:"bytes,1,rep,name=stored,proto3" json:"stored,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoreOutputResponse) Reset() {
+	*x = StoreOutputResponse{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoreOutputResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoreOutputResponse) ProtoMessage() {}
+
+func (x *StoreOutputResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoreOutputResponse.ProtoReflect.Descriptor instead.
+func (*StoreOutputResponse) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *StoreOutputResponse) GetStored() []*StoredOutput {
+	if x != nil {
+		return x.Stored
+	}
+	return nil
+}
+
+// StoredOutput says through which chunk the server has each stream of a Command, or wants no more of it.
+type StoredOutput struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CommandId     string                 `protobuf:"bytes,1,opt,name=command_id,json=commandId,proto3" json:"command_id,omitempty"`
+	StdoutThrough int64                  `protobuf:"varint,2,opt,name=stdout_through,json=stdoutThrough,proto3" json:"stdout_through,omitempty"`
+	StderrThrough int64                  `protobuf:"varint,3,opt,name=stderr_through,json=stderrThrough,proto3" json:"stderr_through,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoredOutput) Reset() {
+	*x = StoredOutput{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoredOutput) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoredOutput) ProtoMessage() {}
+
+func (x *StoredOutput) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoredOutput.ProtoReflect.Descriptor instead.
+func (*StoredOutput) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *StoredOutput) GetCommandId() string {
+	if x != nil {
+		return x.CommandId
+	}
+	return ""
+}
+
+func (x *StoredOutput) GetStdoutThrough() int64 {
+	if x != nil {
+		return x.StdoutThrough
+	}
+	return 0
+}
+
+func (x *StoredOutput) GetStderrThrough() int64 {
+	if x != nil {
+		return x.StderrThrough
+	}
+	return 0
+}
+
 var File_internal_worker_proto_worker_proto protoreflect.FileDescriptor
 
 const file_internal_worker_proto_worker_proto_rawDesc = "" +
@@ -1565,7 +2163,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"timeout_ms\x18\x02 \x01(\x03R\ttimeoutMs\"D\n" +
 	"\rWatchResponse\x12!\n" +
 	"\fcomputer_ids\x18\x01 \x03(\tR\vcomputerIds\x12\x10\n" +
-	"\x03all\x18\x02 \x01(\bR\x03all\"\xef\x02\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\"\xad\x03\n" +
 	"\x0fExchangeRequest\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
 	"\vcomputer_id\x18\x02 \x01(\tR\n" +
@@ -1578,7 +2176,9 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\n" +
 	"operations\x18\b \x03(\v2\".helmr.worker.v1.ProcessOperationsR\n" +
 	"operations\x12\x17\n" +
-	"\asave_id\x18\t \x01(\tR\x06saveId\"\x93\x01\n" +
+	"\asave_id\x18\t \x01(\tR\x06saveId\x12<\n" +
+	"\bcommands\x18\n" +
+	" \x03(\v2 .helmr.worker.v1.ObservedCommandR\bcommands\"\x93\x01\n" +
 	"\x0fObservedProcess\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
@@ -1595,7 +2195,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"operations\"A\n" +
 	"\tOperation\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x03R\bsequence\x12\x18\n" +
-	"\apayload\x18\x02 \x01(\fR\apayload\"\x82\x03\n" +
+	"\apayload\x18\x02 \x01(\fR\apayload\"\xbe\x03\n" +
 	"\x10ExchangeResponse\x12\x16\n" +
 	"\x06fenced\x18\x01 \x01(\bR\x06fenced\x12\x12\n" +
 	"\x04stop\x18\x02 \x01(\bR\x04stop\x121\n" +
@@ -1606,7 +2206,8 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"deliveries\x18\x06 \x03(\v2\x19.helmr.worker.v1.DeliveryR\n" +
 	"deliveries\x124\n" +
 	"\bcontrols\x18\a \x03(\v2\x18.helmr.worker.v1.ControlR\bcontrols\x12.\n" +
-	"\x04save\x18\b \x01(\v2\x1a.helmr.worker.v1.SaveOrderR\x04save\"\xd4\x01\n" +
+	"\x04save\x18\b \x01(\v2\x1a.helmr.worker.v1.SaveOrderR\x04save\x12:\n" +
+	"\bcommands\x18\t \x03(\v2\x1e.helmr.worker.v1.WantedCommandR\bcommands\"\xd4\x01\n" +
 	"\fComputerSpec\x12%\n" +
 	"\x0eenvironment_id\x18\x01 \x01(\tR\renvironmentId\x12!\n" +
 	"\fimage_digest\x18\x02 \x01(\tR\vimageDigest\x12\x1b\n" +
@@ -1662,7 +2263,58 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\x06 \x01(\x03R\tsizeBytes\x12!\n" +
 	"\fstored_bytes\x18\a \x01(\x03R\vstoredBytes\"\x15\n" +
-	"\x13PublishSaveResponse*{\n" +
+	"\x13PublishSaveResponse\"\x96\x01\n" +
+	"\x0fObservedCommand\x12\x1d\n" +
+	"\n" +
+	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x18\n" +
+	"\astarted\x18\x02 \x01(\bR\astarted\x120\n" +
+	"\x04exit\x18\x03 \x01(\v2\x1c.helmr.worker.v1.CommandExitR\x04exit\x12\x18\n" +
+	"\adrained\x18\x04 \x01(\bR\adrained\"\xc2\x01\n" +
+	"\vCommandExit\x122\n" +
+	"\x03end\x18\x01 \x01(\x0e2 .helmr.worker.v1.CommandExit.EndR\x03end\x12\x1b\n" +
+	"\texit_code\x18\x02 \x01(\x05R\bexitCode\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"J\n" +
+	"\x03End\x12\x0e\n" +
+	"\n" +
+	"END_EXITED\x10\x00\x12\x11\n" +
+	"\rEND_CANCELLED\x10\x01\x12\x11\n" +
+	"\rEND_TIMED_OUT\x10\x02\x12\r\n" +
+	"\tEND_FAULT\x10\x03\"\x9a\x02\n" +
+	"\rWantedCommand\x12\x1d\n" +
+	"\n" +
+	"command_id\x18\x01 \x01(\tR\tcommandId\x12=\n" +
+	"\x06action\x18\x02 \x01(\x0e2%.helmr.worker.v1.WantedCommand.ActionR\x06action\x12\x12\n" +
+	"\x04argv\x18\x03 \x03(\tR\x04argv\x12\x10\n" +
+	"\x03env\x18\x04 \x03(\tR\x03env\x12\x10\n" +
+	"\x03cwd\x18\x05 \x01(\tR\x03cwd\x12\x14\n" +
+	"\x05stdin\x18\x06 \x01(\fR\x05stdin\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\a \x01(\x03R\ttimeoutMs\">\n" +
+	"\x06Action\x12\x0e\n" +
+	"\n" +
+	"ACTION_RUN\x10\x00\x12\x11\n" +
+	"\rACTION_CANCEL\x10\x01\x12\x11\n" +
+	"\rACTION_FORGET\x10\x02\"\x99\x01\n" +
+	"\x12StoreOutputRequest\x12\x1b\n" +
+	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
+	"\vcomputer_id\x18\x02 \x01(\tR\n" +
+	"computerId\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x03R\x05epoch\x12/\n" +
+	"\x06output\x18\x04 \x03(\v2\x17.helmr.worker.v1.OutputR\x06output\"\x83\x01\n" +
+	"\x06Output\x12\x1d\n" +
+	"\n" +
+	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x16\n" +
+	"\x06stream\x18\x02 \x01(\x05R\x06stream\x12\x14\n" +
+	"\x05first\x18\x03 \x01(\x03R\x05first\x12\x18\n" +
+	"\alengths\x18\x04 \x03(\x05R\alengths\x12\x12\n" +
+	"\x04data\x18\x05 \x01(\fR\x04data\"L\n" +
+	"\x13StoreOutputResponse\x125\n" +
+	"\x06stored\x18\x01 \x03(\v2\x1d.helmr.worker.v1.StoredOutputR\x06stored\"{\n" +
+	"\fStoredOutput\x12\x1d\n" +
+	"\n" +
+	"command_id\x18\x01 \x01(\tR\tcommandId\x12%\n" +
+	"\x0estdout_through\x18\x02 \x01(\x03R\rstdoutThrough\x12%\n" +
+	"\x0estderr_through\x18\x03 \x01(\x03R\rstderrThrough*{\n" +
 	"\x05Phase\x12\x10\n" +
 	"\fPHASE_ABSENT\x10\x00\x12\x12\n" +
 	"\x0ePHASE_STARTING\x10\x01\x12\x11\n" +
@@ -1670,13 +2322,14 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x12PHASE_START_FAILED\x10\x03\x12\x0e\n" +
 	"\n" +
 	"PHASE_LOST\x10\x04\x12\x11\n" +
-	"\rPHASE_STOPPED\x10\x052\xa7\x03\n" +
+	"\rPHASE_STOPPED\x10\x052\x81\x04\n" +
 	"\rWorkerService\x12O\n" +
 	"\bRegister\x12 .helmr.worker.v1.RegisterRequest\x1a!.helmr.worker.v1.RegisterResponse\x12R\n" +
 	"\tHeartbeat\x12!.helmr.worker.v1.HeartbeatRequest\x1a\".helmr.worker.v1.HeartbeatResponse\x12F\n" +
 	"\x05Watch\x12\x1d.helmr.worker.v1.WatchRequest\x1a\x1e.helmr.worker.v1.WatchResponse\x12O\n" +
 	"\bExchange\x12 .helmr.worker.v1.ExchangeRequest\x1a!.helmr.worker.v1.ExchangeResponse\x12X\n" +
-	"\vPublishSave\x12#.helmr.worker.v1.PublishSaveRequest\x1a$.helmr.worker.v1.PublishSaveResponseB0Z.helmr.dev/helmr/internal/worker/proto;workerpbb\x06proto3"
+	"\vPublishSave\x12#.helmr.worker.v1.PublishSaveRequest\x1a$.helmr.worker.v1.PublishSaveResponse\x12X\n" +
+	"\vStoreOutput\x12#.helmr.worker.v1.StoreOutputRequest\x1a$.helmr.worker.v1.StoreOutputResponseB0Z.helmr.dev/helmr/internal/worker/proto;workerpbb\x06proto3"
 
 var (
 	file_internal_worker_proto_worker_proto_rawDescOnce sync.Once
@@ -1690,62 +2343,80 @@ func file_internal_worker_proto_worker_proto_rawDescGZIP() []byte {
 	return file_internal_worker_proto_worker_proto_rawDescData
 }
 
-var file_internal_worker_proto_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_internal_worker_proto_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_internal_worker_proto_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_internal_worker_proto_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_internal_worker_proto_worker_proto_goTypes = []any{
 	(Phase)(0),                  // 0: helmr.worker.v1.Phase
 	(WantedProcess_Action)(0),   // 1: helmr.worker.v1.WantedProcess.Action
-	(*RegisterRequest)(nil),     // 2: helmr.worker.v1.RegisterRequest
-	(*RegisterResponse)(nil),    // 3: helmr.worker.v1.RegisterResponse
-	(*HeartbeatRequest)(nil),    // 4: helmr.worker.v1.HeartbeatRequest
-	(*HeartbeatResponse)(nil),   // 5: helmr.worker.v1.HeartbeatResponse
-	(*Lease)(nil),               // 6: helmr.worker.v1.Lease
-	(*WatchRequest)(nil),        // 7: helmr.worker.v1.WatchRequest
-	(*WatchResponse)(nil),       // 8: helmr.worker.v1.WatchResponse
-	(*ExchangeRequest)(nil),     // 9: helmr.worker.v1.ExchangeRequest
-	(*ObservedProcess)(nil),     // 10: helmr.worker.v1.ObservedProcess
-	(*ProcessOperations)(nil),   // 11: helmr.worker.v1.ProcessOperations
-	(*Operation)(nil),           // 12: helmr.worker.v1.Operation
-	(*ExchangeResponse)(nil),    // 13: helmr.worker.v1.ExchangeResponse
-	(*ComputerSpec)(nil),        // 14: helmr.worker.v1.ComputerSpec
-	(*ProcessAcks)(nil),         // 15: helmr.worker.v1.ProcessAcks
-	(*Ack)(nil),                 // 16: helmr.worker.v1.Ack
-	(*WantedProcess)(nil),       // 17: helmr.worker.v1.WantedProcess
-	(*Delivery)(nil),            // 18: helmr.worker.v1.Delivery
-	(*Control)(nil),             // 19: helmr.worker.v1.Control
-	(*SaveOrder)(nil),           // 20: helmr.worker.v1.SaveOrder
-	(*PublishSaveRequest)(nil),  // 21: helmr.worker.v1.PublishSaveRequest
-	(*PublishSaveResponse)(nil), // 22: helmr.worker.v1.PublishSaveResponse
+	(CommandExit_End)(0),        // 2: helmr.worker.v1.CommandExit.End
+	(WantedCommand_Action)(0),   // 3: helmr.worker.v1.WantedCommand.Action
+	(*RegisterRequest)(nil),     // 4: helmr.worker.v1.RegisterRequest
+	(*RegisterResponse)(nil),    // 5: helmr.worker.v1.RegisterResponse
+	(*HeartbeatRequest)(nil),    // 6: helmr.worker.v1.HeartbeatRequest
+	(*HeartbeatResponse)(nil),   // 7: helmr.worker.v1.HeartbeatResponse
+	(*Lease)(nil),               // 8: helmr.worker.v1.Lease
+	(*WatchRequest)(nil),        // 9: helmr.worker.v1.WatchRequest
+	(*WatchResponse)(nil),       // 10: helmr.worker.v1.WatchResponse
+	(*ExchangeRequest)(nil),     // 11: helmr.worker.v1.ExchangeRequest
+	(*ObservedProcess)(nil),     // 12: helmr.worker.v1.ObservedProcess
+	(*ProcessOperations)(nil),   // 13: helmr.worker.v1.ProcessOperations
+	(*Operation)(nil),           // 14: helmr.worker.v1.Operation
+	(*ExchangeResponse)(nil),    // 15: helmr.worker.v1.ExchangeResponse
+	(*ComputerSpec)(nil),        // 16: helmr.worker.v1.ComputerSpec
+	(*ProcessAcks)(nil),         // 17: helmr.worker.v1.ProcessAcks
+	(*Ack)(nil),                 // 18: helmr.worker.v1.Ack
+	(*WantedProcess)(nil),       // 19: helmr.worker.v1.WantedProcess
+	(*Delivery)(nil),            // 20: helmr.worker.v1.Delivery
+	(*Control)(nil),             // 21: helmr.worker.v1.Control
+	(*SaveOrder)(nil),           // 22: helmr.worker.v1.SaveOrder
+	(*PublishSaveRequest)(nil),  // 23: helmr.worker.v1.PublishSaveRequest
+	(*PublishSaveResponse)(nil), // 24: helmr.worker.v1.PublishSaveResponse
+	(*ObservedCommand)(nil),     // 25: helmr.worker.v1.ObservedCommand
+	(*CommandExit)(nil),         // 26: helmr.worker.v1.CommandExit
+	(*WantedCommand)(nil),       // 27: helmr.worker.v1.WantedCommand
+	(*StoreOutputRequest)(nil),  // 28: helmr.worker.v1.StoreOutputRequest
+	(*Output)(nil),              // 29: helmr.worker.v1.Output
+	(*StoreOutputResponse)(nil), // 30: helmr.worker.v1.StoreOutputResponse
+	(*StoredOutput)(nil),        // 31: helmr.worker.v1.StoredOutput
 }
 var file_internal_worker_proto_worker_proto_depIdxs = []int32{
-	6,  // 0: helmr.worker.v1.HeartbeatResponse.leases:type_name -> helmr.worker.v1.Lease
+	8,  // 0: helmr.worker.v1.HeartbeatResponse.leases:type_name -> helmr.worker.v1.Lease
 	0,  // 1: helmr.worker.v1.ExchangeRequest.phase:type_name -> helmr.worker.v1.Phase
-	10, // 2: helmr.worker.v1.ExchangeRequest.processes:type_name -> helmr.worker.v1.ObservedProcess
-	11, // 3: helmr.worker.v1.ExchangeRequest.operations:type_name -> helmr.worker.v1.ProcessOperations
-	12, // 4: helmr.worker.v1.ProcessOperations.operations:type_name -> helmr.worker.v1.Operation
-	14, // 5: helmr.worker.v1.ExchangeResponse.spec:type_name -> helmr.worker.v1.ComputerSpec
-	15, // 6: helmr.worker.v1.ExchangeResponse.acks:type_name -> helmr.worker.v1.ProcessAcks
-	17, // 7: helmr.worker.v1.ExchangeResponse.processes:type_name -> helmr.worker.v1.WantedProcess
-	18, // 8: helmr.worker.v1.ExchangeResponse.deliveries:type_name -> helmr.worker.v1.Delivery
-	19, // 9: helmr.worker.v1.ExchangeResponse.controls:type_name -> helmr.worker.v1.Control
-	20, // 10: helmr.worker.v1.ExchangeResponse.save:type_name -> helmr.worker.v1.SaveOrder
-	16, // 11: helmr.worker.v1.ProcessAcks.acks:type_name -> helmr.worker.v1.Ack
-	1,  // 12: helmr.worker.v1.WantedProcess.action:type_name -> helmr.worker.v1.WantedProcess.Action
-	2,  // 13: helmr.worker.v1.WorkerService.Register:input_type -> helmr.worker.v1.RegisterRequest
-	4,  // 14: helmr.worker.v1.WorkerService.Heartbeat:input_type -> helmr.worker.v1.HeartbeatRequest
-	7,  // 15: helmr.worker.v1.WorkerService.Watch:input_type -> helmr.worker.v1.WatchRequest
-	9,  // 16: helmr.worker.v1.WorkerService.Exchange:input_type -> helmr.worker.v1.ExchangeRequest
-	21, // 17: helmr.worker.v1.WorkerService.PublishSave:input_type -> helmr.worker.v1.PublishSaveRequest
-	3,  // 18: helmr.worker.v1.WorkerService.Register:output_type -> helmr.worker.v1.RegisterResponse
-	5,  // 19: helmr.worker.v1.WorkerService.Heartbeat:output_type -> helmr.worker.v1.HeartbeatResponse
-	8,  // 20: helmr.worker.v1.WorkerService.Watch:output_type -> helmr.worker.v1.WatchResponse
-	13, // 21: helmr.worker.v1.WorkerService.Exchange:output_type -> helmr.worker.v1.ExchangeResponse
-	22, // 22: helmr.worker.v1.WorkerService.PublishSave:output_type -> helmr.worker.v1.PublishSaveResponse
-	18, // [18:23] is the sub-list for method output_type
-	13, // [13:18] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	12, // 2: helmr.worker.v1.ExchangeRequest.processes:type_name -> helmr.worker.v1.ObservedProcess
+	13, // 3: helmr.worker.v1.ExchangeRequest.operations:type_name -> helmr.worker.v1.ProcessOperations
+	25, // 4: helmr.worker.v1.ExchangeRequest.commands:type_name -> helmr.worker.v1.ObservedCommand
+	14, // 5: helmr.worker.v1.ProcessOperations.operations:type_name -> helmr.worker.v1.Operation
+	16, // 6: helmr.worker.v1.ExchangeResponse.spec:type_name -> helmr.worker.v1.ComputerSpec
+	17, // 7: helmr.worker.v1.ExchangeResponse.acks:type_name -> helmr.worker.v1.ProcessAcks
+	19, // 8: helmr.worker.v1.ExchangeResponse.processes:type_name -> helmr.worker.v1.WantedProcess
+	20, // 9: helmr.worker.v1.ExchangeResponse.deliveries:type_name -> helmr.worker.v1.Delivery
+	21, // 10: helmr.worker.v1.ExchangeResponse.controls:type_name -> helmr.worker.v1.Control
+	22, // 11: helmr.worker.v1.ExchangeResponse.save:type_name -> helmr.worker.v1.SaveOrder
+	27, // 12: helmr.worker.v1.ExchangeResponse.commands:type_name -> helmr.worker.v1.WantedCommand
+	18, // 13: helmr.worker.v1.ProcessAcks.acks:type_name -> helmr.worker.v1.Ack
+	1,  // 14: helmr.worker.v1.WantedProcess.action:type_name -> helmr.worker.v1.WantedProcess.Action
+	26, // 15: helmr.worker.v1.ObservedCommand.exit:type_name -> helmr.worker.v1.CommandExit
+	2,  // 16: helmr.worker.v1.CommandExit.end:type_name -> helmr.worker.v1.CommandExit.End
+	3,  // 17: helmr.worker.v1.WantedCommand.action:type_name -> helmr.worker.v1.WantedCommand.Action
+	29, // 18: helmr.worker.v1.StoreOutputRequest.output:type_name -> helmr.worker.v1.Output
+	31, // 19: helmr.worker.v1.StoreOutputResponse.stored:type_name -> helmr.worker.v1.StoredOutput
+	4,  // 20: helmr.worker.v1.WorkerService.Register:input_type -> helmr.worker.v1.RegisterRequest
+	6,  // 21: helmr.worker.v1.WorkerService.Heartbeat:input_type -> helmr.worker.v1.HeartbeatRequest
+	9,  // 22: helmr.worker.v1.WorkerService.Watch:input_type -> helmr.worker.v1.WatchRequest
+	11, // 23: helmr.worker.v1.WorkerService.Exchange:input_type -> helmr.worker.v1.ExchangeRequest
+	23, // 24: helmr.worker.v1.WorkerService.PublishSave:input_type -> helmr.worker.v1.PublishSaveRequest
+	28, // 25: helmr.worker.v1.WorkerService.StoreOutput:input_type -> helmr.worker.v1.StoreOutputRequest
+	5,  // 26: helmr.worker.v1.WorkerService.Register:output_type -> helmr.worker.v1.RegisterResponse
+	7,  // 27: helmr.worker.v1.WorkerService.Heartbeat:output_type -> helmr.worker.v1.HeartbeatResponse
+	10, // 28: helmr.worker.v1.WorkerService.Watch:output_type -> helmr.worker.v1.WatchResponse
+	15, // 29: helmr.worker.v1.WorkerService.Exchange:output_type -> helmr.worker.v1.ExchangeResponse
+	24, // 30: helmr.worker.v1.WorkerService.PublishSave:output_type -> helmr.worker.v1.PublishSaveResponse
+	30, // 31: helmr.worker.v1.WorkerService.StoreOutput:output_type -> helmr.worker.v1.StoreOutputResponse
+	26, // [26:32] is the sub-list for method output_type
+	20, // [20:26] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_internal_worker_proto_worker_proto_init() }
@@ -1758,8 +2429,8 @@ func file_internal_worker_proto_worker_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_worker_proto_worker_proto_rawDesc), len(file_internal_worker_proto_worker_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   21,
+			NumEnums:      4,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -47,6 +47,9 @@ const (
 	// WorkerServicePublishSaveProcedure is the fully-qualified name of the WorkerService's PublishSave
 	// RPC.
 	WorkerServicePublishSaveProcedure = "/helmr.worker.v1.WorkerService/PublishSave"
+	// WorkerServiceStoreOutputProcedure is the fully-qualified name of the WorkerService's StoreOutput
+	// RPC.
+	WorkerServiceStoreOutputProcedure = "/helmr.worker.v1.WorkerService/StoreOutput"
 )
 
 // WorkerServiceClient is a client for the helmr.worker.v1.WorkerService service.
@@ -61,6 +64,8 @@ type WorkerServiceClient interface {
 	Exchange(context.Context, *proto.ExchangeRequest) (*proto.ExchangeResponse, error)
 	// PublishSave records that all bytes of a Save are in blob storage.
 	PublishSave(context.Context, *proto.PublishSaveRequest) (*proto.PublishSaveResponse, error)
+	// StoreOutput brings output of Commands on one Computer and tells how much of it is durable.
+	StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error)
 }
 
 // NewWorkerServiceClient constructs a client for the helmr.worker.v1.WorkerService service. By
@@ -104,6 +109,12 @@ func NewWorkerServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(workerServiceMethods.ByName("PublishSave")),
 			connect.WithClientOptions(opts...),
 		),
+		storeOutput: connect.NewClient[proto.StoreOutputRequest, proto.StoreOutputResponse](
+			httpClient,
+			baseURL+WorkerServiceStoreOutputProcedure,
+			connect.WithSchema(workerServiceMethods.ByName("StoreOutput")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -114,6 +125,7 @@ type workerServiceClient struct {
 	watch       *connect.Client[proto.WatchRequest, proto.WatchResponse]
 	exchange    *connect.Client[proto.ExchangeRequest, proto.ExchangeResponse]
 	publishSave *connect.Client[proto.PublishSaveRequest, proto.PublishSaveResponse]
+	storeOutput *connect.Client[proto.StoreOutputRequest, proto.StoreOutputResponse]
 }
 
 // Register calls helmr.worker.v1.WorkerService.Register.
@@ -161,6 +173,15 @@ func (c *workerServiceClient) PublishSave(ctx context.Context, req *proto.Publis
 	return nil, err
 }
 
+// StoreOutput calls helmr.worker.v1.WorkerService.StoreOutput.
+func (c *workerServiceClient) StoreOutput(ctx context.Context, req *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error) {
+	response, err := c.storeOutput.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // WorkerServiceHandler is an implementation of the helmr.worker.v1.WorkerService service.
 type WorkerServiceHandler interface {
 	// Register makes this Worker known, or known again under its name and secret.
@@ -173,6 +194,8 @@ type WorkerServiceHandler interface {
 	Exchange(context.Context, *proto.ExchangeRequest) (*proto.ExchangeResponse, error)
 	// PublishSave records that all bytes of a Save are in blob storage.
 	PublishSave(context.Context, *proto.PublishSaveRequest) (*proto.PublishSaveResponse, error)
+	// StoreOutput brings output of Commands on one Computer and tells how much of it is durable.
+	StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error)
 }
 
 // NewWorkerServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -212,6 +235,12 @@ func NewWorkerServiceHandler(svc WorkerServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(workerServiceMethods.ByName("PublishSave")),
 		connect.WithHandlerOptions(opts...),
 	)
+	workerServiceStoreOutputHandler := connect.NewUnaryHandlerSimple(
+		WorkerServiceStoreOutputProcedure,
+		svc.StoreOutput,
+		connect.WithSchema(workerServiceMethods.ByName("StoreOutput")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/helmr.worker.v1.WorkerService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case WorkerServiceRegisterProcedure:
@@ -224,6 +253,8 @@ func NewWorkerServiceHandler(svc WorkerServiceHandler, opts ...connect.HandlerOp
 			workerServiceExchangeHandler.ServeHTTP(w, r)
 		case WorkerServicePublishSaveProcedure:
 			workerServicePublishSaveHandler.ServeHTTP(w, r)
+		case WorkerServiceStoreOutputProcedure:
+			workerServiceStoreOutputHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -251,4 +282,8 @@ func (UnimplementedWorkerServiceHandler) Exchange(context.Context, *proto.Exchan
 
 func (UnimplementedWorkerServiceHandler) PublishSave(context.Context, *proto.PublishSaveRequest) (*proto.PublishSaveResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("helmr.worker.v1.WorkerService.PublishSave is not implemented"))
+}
+
+func (UnimplementedWorkerServiceHandler) StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("helmr.worker.v1.WorkerService.StoreOutput is not implemented"))
 }
