@@ -19,6 +19,7 @@ import (
 	"helmr.dev/helmr/internal/access"
 	"helmr.dev/helmr/internal/build"
 	"helmr.dev/helmr/internal/image"
+	"helmr.dev/helmr/internal/sandbox"
 	"helmr.dev/helmr/internal/sandbox/gvisor"
 	"helmr.dev/helmr/internal/worker"
 )
@@ -86,25 +87,28 @@ func (d *dev) run(ctx context.Context) error {
 	if err := d.place(); err != nil {
 		return err
 	}
-	unlock, err := lockFolder(d.dataDir)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	if d.clear {
 		return d.clearSandboxes(ctx)
 	}
 	if err := checkLoopback(d.addr); err != nil {
 		return err
 	}
+	// Nothing is made on a machine that cannot run it.
+	problems, err := d.check(ctx)
+	if err != nil {
+		return err
+	}
+	unlock, err := lockFolder(d.dataDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	closeLog, err := d.openLog()
 	if err != nil {
 		return err
 	}
 	defer closeLog()
-	if err := d.check(ctx); err != nil {
-		return err
-	}
+	logProblems(problems, d.log)
 	ln, err := net.Listen("tcp", d.addr)
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
@@ -136,9 +140,6 @@ func (d *dev) place() error {
 	if os.Geteuid() != 0 {
 		return hinted{errors.New("helmr dev needs root rights: it starts sandboxes"), "run it as root: sudo helmr dev"}
 	}
-	if err := os.MkdirAll(d.dataDir, 0o711); err != nil {
-		return fmt.Errorf("make the data folder: %w", err)
-	}
 	if d.database == "" {
 		d.database = "sqlite:" + filepath.Join(d.dataDir, "helmr.db")
 	}
@@ -148,13 +149,14 @@ func (d *dev) place() error {
 	return nil
 }
 
-// check looks for what sandboxes need, before anything is made.
-func (d *dev) check(ctx context.Context) error {
+// check looks for what sandboxes need, before anything is made. It gives what only weakens them.
+func (d *dev) check(ctx context.Context) ([]sandbox.Problem, error) {
 	var err error
 	if d.runscPath, err = companion("runsc"); err != nil {
-		return err
+		return nil, err
 	}
-	return problemsError(gvisor.Preflight(ctx, gvisor.Config{RunscPath: d.runscPath}), d.log)
+	problems := gvisor.Preflight(ctx, gvisor.Config{RunscPath: d.runscPath})
+	return problems, fatalProblems(problems)
 }
 
 // serve opens the installation, tells where it is, and runs server and Worker until ctx ends.
@@ -301,13 +303,18 @@ func (d *dev) announce(url, key string) error {
 }
 
 func (d *dev) clearSandboxes(ctx context.Context) error {
-	runsc, err := companion("runsc")
-	if err != nil {
-		return err
-	}
 	root := filepath.Join(d.dataDir, "worker", "sandboxes")
 	if _, err := os.Stat(root); errors.Is(err, fs.ErrNotExist) {
 		return nil
+	}
+	unlock, err := lockFolder(d.dataDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	runsc, err := companion("runsc")
+	if err != nil {
+		return err
 	}
 	r, err := gvisor.New(gvisor.Config{RunscPath: runsc, Root: root})
 	if err != nil {
@@ -357,8 +364,11 @@ func checkLoopback(addr string) error {
 	return usageErrorf("--addr: helmr dev listens on this machine only, for example 127.0.0.1:8080; for others run `helmr server`")
 }
 
-// lockFolder makes sure that one helmr dev uses a data folder.
+// lockFolder makes the data folder and makes sure that one helmr dev uses it.
 func lockFolder(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return nil, fmt.Errorf("make the data folder: %w", err)
+	}
 	f, err := os.OpenFile(filepath.Join(dir, "dev.lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock the data folder: %w", err)

@@ -69,7 +69,10 @@ func diagnose(ctx context.Context) []finding {
 	found := []finding{platform()}
 	runsc, err := companion("runsc")
 	found = append(found, present("runsc (gVisor)", "worker", runsc, err), guestProgram())
-	if err == nil {
+	switch {
+	case os.Geteuid() != 0:
+		found = append(found, finding{Name: "root rights", For: "worker", Status: "missing", Detail: "sandboxes need them", Fix: "run helmr dev or helmr worker as root, for example with sudo"})
+	case err == nil:
 		found = append(found, sandboxes(ctx, runsc)...)
 	}
 	found = append(found, nodeProgram(ctx))
@@ -141,10 +144,11 @@ func images(ctx context.Context) []finding {
 	return append([]finding{builds}, found...)
 }
 
-const wantNode = 22
+// wantNode is the oldest that builds a project; Computers have a later one of their own.
+const wantNode = 20
 
 func nodeProgram(ctx context.Context) finding {
-	f := finding{Name: "Node.js", For: "build", Status: "missing", Fix: fmt.Sprintf("install Node.js %d or later and npm, and put them on PATH", wantNode)}
+	f := finding{Name: "Node.js", For: "build", Status: "missing", Fix: "install Node.js 22 or later and npm, and put them on PATH"}
 	path, err := exec.LookPath("node")
 	if err != nil {
 		f.Detail = "node is not on PATH"

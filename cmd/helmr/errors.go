@@ -137,6 +137,7 @@ var codeHints = map[string]string{
 	"cursor_expired":                  "start from the oldest event that is kept: --after with details.retained_after",
 	"computer_mismatch":               "the key belongs to a session on another computer; leave out --computer or use another --key",
 	"deployment_not_found":            "`helmr deployment list` shows the deployments of this environment",
+	"not_found":                       "check the ID; `helmr whoami` shows the server and the environment that were asked",
 	"computer_not_found":              "`helmr computer list` shows the computers of this environment",
 }
 

@@ -229,7 +229,7 @@ func (p *eventPrinter) print(e api.Event) error {
 	if s := p.describe(e); s != "" {
 		b.WriteString("  " + s)
 	}
-	line := strings.TrimRight(b.String(), " ") + "\n"
+	line := strings.ReplaceAll(strings.TrimRight(b.String(), " ")+"\n", "  \n", "\n")
 	if e.Kind == "turn.output" {
 		p.inOutput, p.atStart = true, true
 		line += p.running(contentText(e.Data))

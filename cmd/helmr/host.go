@@ -65,18 +65,25 @@ func hostCapacity(dir string, reserveMiB int64) (capacity, error) {
 	return c, nil
 }
 
-// problemsError makes one error of what a machine lacks; problems that only weaken something are logged.
-func problemsError(problems []sandbox.Problem, log *slog.Logger) error {
+// fatalProblems makes one error of what a machine lacks; nil if sandboxes work.
+func fatalProblems(problems []sandbox.Problem) error {
 	var text []string
 	for _, p := range problems {
 		if p.Fatal {
 			text = append(text, p.What+"\n    "+p.Fix)
-		} else {
-			log.Warn("this machine lacks something", "what", p.What, "fix", p.Fix)
 		}
 	}
 	if len(text) == 0 {
 		return nil
 	}
 	return hinted{errors.New("this machine cannot run sandboxes:\n  " + strings.Join(text, "\n  ")), "`helmr doctor` checks everything that helmr needs"}
+}
+
+// logProblems logs what only weakens sandboxes.
+func logProblems(problems []sandbox.Problem, log *slog.Logger) {
+	for _, p := range problems {
+		if !p.Fatal {
+			log.Warn("this machine lacks something", "what", p.What, "fix", p.Fix)
+		}
+	}
 }

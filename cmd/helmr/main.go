@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -44,6 +46,12 @@ func (m *Main) Run(ctx context.Context) int {
 	if err == nil {
 		return 0
 	}
+	// After a flag that was not understood, --json may not have been read.
+	words := m.Args
+	if end := slices.Index(words, "--"); end >= 0 {
+		words = words[:end]
+	}
+	a.flags.json = a.flags.json || slices.Contains(words, "--json")
 	return a.report(cmd, err)
 }
 
@@ -79,7 +87,12 @@ Start here:
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	root.SetVersionTemplate("helmr {{.Version}}\n")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err.Error()} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		if what, _, isNumber := strings.Cut(err.Error(), ": strconv."); isNumber {
+			return usageErrorf("%s: it wants a number", what)
+		}
+		return usageError{err.Error()}
+	})
 	f := root.PersistentFlags()
 	f.StringVarP(&a.flags.apiURL, "api-url", "a", "", "server to talk to (default: HELMR_API_URL, the last login, "+defaultURL+")")
 	f.StringVarP(&a.flags.project, "project", "p", "", "project, with a login of a person")

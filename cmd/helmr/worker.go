@@ -49,9 +49,11 @@ func (a *app) runWorker(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := problemsError(gvisor.Preflight(ctx, gvisor.Config{RunscPath: runsc}), log); err != nil {
+	problems := gvisor.Preflight(ctx, gvisor.Config{RunscPath: runsc})
+	if err := fatalProblems(problems); err != nil {
 		return err
 	}
+	logProblems(problems, log)
 	blobs, err := openBlobs(ctx, s["HELMR_BLOB_URL"], s.s3())
 	if err != nil {
 		return err

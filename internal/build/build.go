@@ -7,10 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
 	"helmr.dev/helmr/internal/build/bundle"
+	"helmr.dev/helmr/internal/image"
 )
 
 // DefaultOutput is where a bundle goes, below the project.
@@ -53,12 +55,24 @@ func Run(ctx context.Context, options Options) (Result, error) {
 	defer b.close()
 	folder, err := b.run(ctx)
 	if errors.Is(err, syscall.ENOSPC) {
-		return Result{}, problem("disk", "Make room, or set TMPDIR to a folder on a larger disk", "no space is left where the build writes (%s, %s): %v", b.work, filepath.Dir(output), err)
+		return Result{}, fullDisk(b.shared, output, err)
 	}
 	if err != nil {
 		return Result{}, err
 	}
 	return Result{Path: folder.Dir, Digest: folder.Digest, Manifest: folder.Manifest}, nil
+}
+
+// fullDisk says where the build writes: one of these disks is full.
+func fullDisk(shared, output string, err error) *Problem {
+	where := []string{filepath.Dir(shared), filepath.Dir(output)}
+	if cache, cerr := image.CacheDir(); cerr == nil {
+		where = append(where, cache)
+	}
+	slices.Sort(where)
+	where = slices.Compact(where)
+	return problem("disk", "Make room, or set TMPDIR, and HELMR_CACHE_DIR for images, to folders on a larger disk",
+		"no space is left where the build writes (%s): %v", strings.Join(where, ", "), err)
 }
 
 // places resolves the two folders of the options and refuses a target that exists before any work is done.
@@ -142,7 +156,7 @@ func (b *builder) capture(ctx context.Context) error {
 		if b.captured, err = capture(ctx, b.root, b.source); err != nil {
 			return "", err
 		}
-		return fmt.Sprintf("%d files, %s", b.captured.files, sizeText(b.captured.bytes)), nil
+		return fmt.Sprintf("%s, %s", count(int(b.captured.files), "file"), sizeText(b.captured.bytes)), nil
 	})
 }
 
@@ -193,7 +207,7 @@ func (b *builder) makeIndex(ctx context.Context) error {
 		for i, agent := range b.index.plan.Agents {
 			agents[i] = agent.ID
 		}
-		return fmt.Sprintf("%d agents (%s), %d templates", len(agents), shortList(agents), len(b.index.plan.Templates)), nil
+		return fmt.Sprintf("%s (%s), %s", count(len(agents), "agent"), shortList(agents), count(len(b.index.plan.Templates), "template")), nil
 	})
 }
 
@@ -207,7 +221,7 @@ func (b *builder) buildImages(ctx context.Context) error {
 		for _, image := range b.images {
 			distinct[image.archive] = true
 		}
-		return fmt.Sprintf("%d images for %d templates", len(distinct), len(b.images)), nil
+		return fmt.Sprintf("%s for %s", count(len(distinct), "image"), count(len(b.images), "template")), nil
 	})
 }
 
@@ -233,6 +247,14 @@ func (b *builder) programFiles() ([]bundle.ProgramFile, error) {
 		return nil, err
 	}
 	return append(append(files, externals...), assets...), nil
+}
+
+// count writes a number of things.
+func count(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
 }
 
 func sizeText(bytes int64) string {

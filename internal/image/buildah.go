@@ -51,9 +51,10 @@ func findBuildah(ctx context.Context, cacheDir string) (*buildah, string) {
 // prepare writes the configuration that stands in for the host's: images come by digest out of our own store, so no
 // registry and no signature is ever looked for.
 func (b *buildah) prepare() error {
-	if err := os.MkdirAll(b.dir, 0o755); err != nil {
+	if err := os.MkdirAll(b.tmp(), 0o755); err != nil {
 		return fmt.Errorf("prepare buildah: %w", err)
 	}
+	removeOld(filepath.Join(b.tmp(), "*"))
 	for name, text := range map[string]string{
 		"policy.json":     `{"default":[{"type":"insecureAcceptAnything"}]}`,
 		"registries.conf": "unqualified-search-registries = []\n",
@@ -71,6 +72,9 @@ func (b *buildah) prepare() error {
 
 func (b *buildah) name() string { return "buildah" }
 
+// tmp is where buildah's temporary files go: when its disk is full, or when it runs without root rights, it leaves some.
+func (b *buildah) tmp() string { return filepath.Join(b.dir, "tmp") }
+
 func (b *buildah) command(ctx context.Context, sub string, args ...string) *exec.Cmd {
 	root := filepath.Join(b.dir, b.driver)
 	all := []string{"--root", filepath.Join(root, "root"), "--runroot", filepath.Join(root, "run"), "--storage-driver", b.driver, sub}
@@ -82,7 +86,7 @@ func (b *buildah) command(ctx context.Context, sub string, args ...string) *exec
 		all = append(all, "--signature-policy", filepath.Join(b.dir, "policy.json"))
 	}
 	cmd := exec.CommandContext(ctx, "buildah", append(all, args...)...)
-	cmd.Env = append(os.Environ(), "CONTAINERS_REGISTRIES_CONF="+filepath.Join(b.dir, "registries.conf"),
+	cmd.Env = append(os.Environ(), "TMPDIR="+b.tmp(), "CONTAINERS_REGISTRIES_CONF="+filepath.Join(b.dir, "registries.conf"),
 		"CONTAINERS_CONF="+filepath.Join(b.dir, "containers.conf"))
 	return cmd
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"time"
 
 	"helmr.dev/helmr/internal/fault"
@@ -96,6 +97,9 @@ func (j *job) check(cmd *exec.Cmd) (output string, err error) {
 func (j *job) buildError(ctx context.Context, b builder, output string, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
+	}
+	if strings.Contains(output, syscall.ENOSPC.Error()) {
+		err = errors.Join(err, syscall.ENOSPC) // callers tell a full disk from a mistake of the author
 	}
 	return fault.New(fault.InvalidArguments, "Image %q could not be built. %s said:\n%s", j.key, b.name(), indent(lastLines(output, 15))).Because(err)
 }
