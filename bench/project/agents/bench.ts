@@ -1,0 +1,70 @@
+import { setTimeout as pause } from "node:timers/promises"
+import { agent, image, template } from "@helmr/sdk"
+
+const node = image("bench").from("node:24-bookworm-slim").workdir("/work")
+
+/** For one Session. Two CPUs, so that the start and what it is compared with have the same all the way. */
+const small = template({ id: "small", image: node, resources: { cpu: 2, memory: "512MiB", disk: "1GiB" } })
+
+/** For many Sessions on one Computer. */
+const large = template({ id: "large", image: node, resources: { cpu: 2, memory: "3GiB", disk: "1GiB" } })
+
+/** The time in milliseconds with their fractions. Date.now() has whole ones only. */
+const now = () => performance.timeOrigin + performance.now()
+
+/** Its first output is the end of a cold start. */
+export const cold = agent({
+  id: "cold",
+  template: small,
+  async turn(turn) {
+    await turn.output.write("ready")
+  },
+})
+
+/** Does nothing, and says when. */
+export const noop = agent({ id: "noop", template: large, turn: () => ({ at: now() }) })
+
+/** As noop, on a Computer for one. */
+export const alone = agent({ id: "alone", template: small, turn: () => ({ at: now() }) })
+
+/** Input: how many outputs, and the pause before each in ms. Says when it wrote each and when that was durable. */
+export const stream = agent({
+  id: "stream",
+  template: small,
+  async turn(turn) {
+    const [count = 0, gap = 0] = numbers(turn.input)
+    const durable: number[] = []
+    for (let i = 0; i < count; i += 1) {
+      if (gap > 0) await pause(gap)
+      const at = now()
+      await turn.output.write(String(at))
+      durable.push(now() - at)
+    }
+    return { durable }
+  },
+})
+
+/** Input: how many fragments, and how many of them a second (0: as fast as they are taken). Each says when it came. */
+export const pipe = agent({
+  id: "pipe",
+  template: small,
+  async turn(turn) {
+    const [count = 0, rate = 0] = numbers(turn.input)
+    const began = now()
+    await turn.output.pipe(fragments(count, rate))
+    return { began }
+  },
+})
+
+async function* fragments(count: number, rate: number) {
+  const began = now()
+  for (let i = 0; i < count; i += 1) {
+    const early = rate > 0 ? began + (i * 1000) / rate - now() : 0
+    if (early >= 1) await pause(early)
+    yield `${now().toFixed(3)} `
+  }
+}
+
+function numbers(input: readonly { readonly text: string }[]): number[] {
+  return input.flatMap((part) => part.text.split(" ").map(Number))
+}
