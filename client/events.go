@@ -28,36 +28,44 @@ const silence = 45 * time.Second
 // server, no server for longer than the client's patience, or the end of ctx.
 func (c *Client) StreamEvents(ctx context.Context, sessionID string, after int64) iter.Seq2[api.Event, error] {
 	return func(yield func(api.Event, error) bool) {
-		failures, failing := 0, time.Time{}
-		for {
+		err := c.follow(ctx, func() (bool, bool, error) {
 			before := after
 			done, err := c.followOnce(ctx, sessionID, &after, yield)
-			if done {
-				return
-			}
-			if ctx.Err() != nil {
-				yield(api.Event{}, ctx.Err())
-				return
-			}
-			if e, ok := errors.AsType[*Error](err); ok && !e.passing() {
-				yield(api.Event{}, err)
-				return
-			}
-			if after != before || err == nil { // it was connected
-				failures, failing = 0, time.Time{}
-			}
-			if failing.IsZero() {
-				failing = time.Now()
-			}
-			if err != nil && time.Since(failing) > c.patience {
-				yield(api.Event{}, err)
-				return
-			}
-			failures++
-			if err := pause(ctx, backoff(failures)); err != nil {
-				yield(api.Event{}, err)
-				return
-			}
+			return done, after != before, err
+		})
+		if err != nil {
+			yield(api.Event{}, err)
+		}
+	}
+}
+
+// follow repeats once, which follows a stream over one connection, until it is done. once tells whether it got anything; an
+// error of nil means that the connection had been good.
+func (c *Client) follow(ctx context.Context, once func() (done, progress bool, err error)) error {
+	failures, failing := 0, time.Time{}
+	for {
+		done, progress, err := once()
+		if done {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if e, ok := errors.AsType[*Error](err); ok && !e.passing() {
+			return err
+		}
+		if progress || err == nil { // it was connected
+			failures, failing = 0, time.Time{}
+		}
+		if failing.IsZero() {
+			failing = time.Now()
+		}
+		if err != nil && time.Since(failing) > c.patience {
+			return err
+		}
+		failures++
+		if err := pause(ctx, backoff(failures)); err != nil {
+			return err
 		}
 	}
 }

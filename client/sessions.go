@@ -95,12 +95,17 @@ func (c *Client) GetTurn(ctx context.Context, sessionID, turnID string) (api.Tur
 	return c.turn(ctx, sessionID, turnID, 0)
 }
 
-// waitStep is what one request of WaitTurn asks the server to wait, below the 60 s that it allows.
+// waitStep is what one request of a wait asks the server to wait, below the 60 s that it allows.
 const waitStep = 50 * time.Second
 
 // WaitTurn gives the Turn once it is terminal. The end of ctx ends only the observation; the error is then ctx's. While
 // no server answers it goes on trying for the client's patience.
 func (c *Client) WaitTurn(ctx context.Context, sessionID, turnID string) (api.Turn, error) {
+	return wait(ctx, c, api.Turn.Terminal, func(step time.Duration) (api.Turn, error) { return c.turn(ctx, sessionID, turnID, step) })
+}
+
+// wait asks again and again, each time for as long as the server holds an answer back, until what it gets has ended.
+func wait[T any](ctx context.Context, c *Client, ended func(T) bool, ask func(step time.Duration) (T, error)) (T, error) {
 	var failing time.Time
 	for n := 0; ; {
 		step := waitStep
@@ -108,12 +113,12 @@ func (c *Client) WaitTurn(ctx context.Context, sessionID, turnID string) (api.Tu
 			step = max(min(step, time.Until(deadline)), time.Millisecond)
 		}
 		began := time.Now()
-		turn, err := c.turn(ctx, sessionID, turnID, step)
+		got, err := ask(step)
 		switch {
 		case ctx.Err() != nil:
-			return turn, ctx.Err()
-		case err == nil && turn.Terminal():
-			return turn, nil
+			return got, ctx.Err()
+		case err == nil && ended(got):
+			return got, nil
 		case err == nil && time.Since(began) > step/2:
 			n, failing = 0, time.Time{}
 			continue
@@ -121,18 +126,18 @@ func (c *Client) WaitTurn(ctx context.Context, sessionID, turnID string) (api.Tu
 			failing = time.Time{}
 		default:
 			if e, ok := errors.AsType[*Error](err); ok && !e.passing() {
-				return turn, err
+				return got, err
 			}
 			if failing.IsZero() {
 				failing = time.Now()
 			}
 			if time.Since(failing) > c.patience {
-				return turn, err
+				return got, err
 			}
 		}
 		n++
 		if err := pause(ctx, backoff(n)); err != nil {
-			return turn, err
+			return got, err
 		}
 	}
 }
