@@ -2,7 +2,6 @@ package db
 
 import (
 	"errors"
-	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"modernc.org/sqlite"
@@ -31,7 +30,7 @@ func IsConflict(err error) bool {
 // IsFull tells whether err says that the disk of the database is full.
 func IsFull(err error) bool {
 	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
-		return strings.HasPrefix(e.Code, "53")
+		return e.Code == "53100"
 	}
 	if e, ok := errors.AsType[*sqlite.Error](err); ok {
 		return e.Code()&0xff == sqlite3.SQLITE_FULL

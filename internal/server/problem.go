@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
+	"syscall"
 
 	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/fault"
 )
 
@@ -37,6 +39,9 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 		return
 	}
 	f := fault.From(err)
+	if f.Code == fault.Internal && (db.IsFull(err) || errors.Is(err, syscall.ENOSPC)) {
+		f = fault.New(fault.Unavailable, "A disk of the server is full, so nothing was changed. Free some space there and try again.").Because(err)
+	}
 	if f.Code == fault.Internal || f.Cause != nil {
 		level := slog.LevelWarn
 		if fault.Status(f.Code) >= 500 {
