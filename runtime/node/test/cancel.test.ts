@@ -30,7 +30,7 @@ describe("Cancellation", { concurrency: 8 }, () => {
     const guest = await ready(t, "cancel")
     const end = await aborted(guest, "throws", "cancelled")
     assert.deepEqual([end["settled"], end["cause"]], [false, "callback"])
-    assert.match(guest.stderr, /cleanup broke/)
+    await guest.said(/cleanup broke/)
     const next = turnMessage("events")
     guest.sendAll(next, { type: "stop", reason: "shutdown" })
     assert.equal((await guest.exit()).code, 0)

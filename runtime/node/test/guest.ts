@@ -25,6 +25,7 @@ export class Guest {
   /** Answers an operation; null withholds the acknowledgement. */
   reply: (op: Op) => Reply | null = () => ({})
   stderr = ""
+  private readonly listeners: (() => void)[] = []
   private outputs = 0
   private readonly child: ChildProcess
   private readonly channel: Duplex
@@ -42,7 +43,10 @@ export class Guest {
       for (const line of lines) this.take(JSON.parse(line) as Op)
     })
     this.channel.on("error", () => undefined)
-    child.stderr?.setEncoding("utf8").on("data", (text: string) => (this.stderr += text))
+    child.stderr?.setEncoding("utf8").on("data", (text: string) => {
+      this.stderr += text
+      for (const listener of this.listeners.splice(0)) listener()
+    })
     this.exited = once(child, "close").then(([code, signal]) => ({ code: code as number | null, signal: signal as string | null }))
     t.after(() => void child.kill("SIGKILL"))
   }
@@ -71,6 +75,19 @@ export class Guest {
       throw new Error(`the host exited (${code ?? signal}) before ${type}; it said: ${this.stderr}`)
     })
     return Promise.race([coming, gone])
+  }
+
+  /** What stderr says, once it fits: it comes by another way than the operations, so it may come after them. */
+  async said(pattern: RegExp): Promise<RegExpExecArray> {
+    for (;;) {
+      const found = pattern.exec(this.stderr)
+      if (found !== null) return found
+      const more = new Promise<void>((resolve) => this.listeners.push(resolve))
+      const gone = this.exited.then((): never => {
+        throw new Error(`the host exited before it said ${pattern}; it said: ${this.stderr}`)
+      })
+      await Promise.race([more, gone])
+    }
   }
 
   kill(signal: NodeJS.Signals): void {

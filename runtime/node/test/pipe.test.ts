@@ -74,6 +74,7 @@ describe("Spec_03_10 pipe", { concurrency: 4 }, () => {
       // A round trip through the host: had it pulled, it would have said so by now.
       guest.send({ type: "weather" })
       await new Promise((resolve) => setImmediate(resolve))
+      await guest.said(new RegExp(`(PULL[^]*){${n + 1}}`))
       assert.equal(guest.stderr.match(/PULL/g)?.length, n + 1)
       guest.acknowledge(guest.ops.filter(({ type }) => type === "output")[n] ?? op)
     }

@@ -9,7 +9,7 @@ describe("Turn", { concurrency: 4 }, () => {
     assert.equal(failed.type, "turn_failed")
     assert.deepEqual(failed["error"], { code: "handler_failed", message: "it broke" })
     assert.equal((await runTurn(guest)).type, "turn_failed")
-    assert.match(guest.stderr, /Error: it broke\n\s+at /)
+    await guest.said(/Error: it broke\n\s+at /)
   })
 
   test("Spec_05_06 the result is checked as JSON before anything is drained", async (t) => {
@@ -84,7 +84,7 @@ describe("Turn", { concurrency: 4 }, () => {
     const turn = turnMessage()
     guest.sendAll(turn, { type: "message", turnId: turn.turn.id, messageId: "m", data: [] })
     await ended(guest, turn.turn.id)
-    const codes = JSON.parse(/LATE (.*)/.exec(guest.stderr)?.[1] ?? "[]") as { code: string }[]
+    const codes = JSON.parse((await guest.said(/LATE (.*)\n/))[1] ?? "[]") as { code: string }[]
     assert.deepEqual(codes.map(({ code }) => code), ["output_closed", "output_closed", "response_closed"])
     assert.deepEqual(guest.types(), ["init_done", "message_started", "processing_closed", "output", "message_delivered", "turn_result"])
   })
