@@ -2,7 +2,7 @@
 // controls and failures that end Turns. What concerns a Session, its process, its Turns and its Computer at once is
 // decided here, in one transaction.
 //
-// Turn (the table is statuses in turn.go):
+// Turn (the table is Statuses in turn.go):
 //
 //	queued ----> running      claimed for a ready process
 //	queued ----> cancelled    Session cancelled, or closed while a hold blocks the Turn

@@ -225,6 +225,16 @@ func (w *world) place(sessionID string) *host {
 // exchange makes one Exchange and does what it answers.
 func (h *host) exchange() *workerpb.ExchangeResponse {
 	h.w.t.Helper()
+	resp := h.call()
+	h.take(resp)
+	return resp
+}
+
+// lose makes one Exchange whose answer is lost.
+func (h *host) lose() { h.call() }
+
+func (h *host) call() *workerpb.ExchangeResponse {
+	h.w.t.Helper()
 	req := &workerpb.ExchangeRequest{WorkerId: h.w.worker, ComputerId: h.computer, Epoch: h.epoch, Phase: h.phase, GuestConnected: h.phase == workerpb.Phase_PHASE_RUNNING}
 	if h.save != nil {
 		req.SaveId = h.save.GetSaveId()
@@ -237,6 +247,11 @@ func (h *host) exchange() *workerpb.ExchangeResponse {
 	}
 	resp, err := h.w.turns.Exchange(h.w.t.Context(), req)
 	h.w.must(err)
+	return resp
+}
+
+// take does what an Exchange answers.
+func (h *host) take(resp *workerpb.ExchangeResponse) {
 	h.fenced, h.stop = resp.GetFenced(), resp.GetStop()
 	if resp.GetSpec() != nil {
 		h.spec = resp.GetSpec()
@@ -269,7 +284,6 @@ func (h *host) exchange() *workerpb.ExchangeResponse {
 	if resp.GetSave() != nil {
 		h.save = resp.GetSave()
 	}
-	return resp
 }
 
 func (h *host) want(wp *workerpb.WantedProcess) {

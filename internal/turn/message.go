@@ -359,3 +359,14 @@ func (x *exchange) undrained(u *unit) (string, error) {
 	}
 	return "", nil
 }
+
+// MessageStatuses are the allowed arrows of a Message, whatever causes them.
+func MessageStatuses() state.Table[MessageStatus] {
+	t := state.Table[MessageStatus]{}
+	for _, a := range messageArrows {
+		if a.From != "" && !slices.Contains(t[a.From], a.To) {
+			t[a.From] = append(t[a.From], a.To)
+		}
+	}
+	return t
+}

@@ -295,6 +295,7 @@ func (x *exchange) aborted(u *unit, settled, callback bool) error {
 	if u.head.AbortReason == nil {
 		return fault.New(fault.InvalidArguments, "the Turn was not aborted")
 	}
+	u.lost = !settled
 	reason := *u.head.AbortReason
 	stops := reason == AbortDeadline || reason == AbortShutdown
 	if !settled && (callback || !stops) {

@@ -12,6 +12,7 @@ import (
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/id"
 	"helmr.dev/helmr/internal/session"
+	"helmr.dev/helmr/internal/state"
 	"helmr.dev/helmr/internal/turn/content"
 	workerpb "helmr.dev/helmr/internal/worker/proto"
 )
@@ -26,10 +27,9 @@ const (
 	QuestionCancelled = QuestionStatus("cancelled")
 )
 
-// questionStatuses lists the allowed arrows. Pending to responded: the first valid response while the Turn runs, is not
+// QuestionStatuses are the allowed arrows of a Question. Pending to responded: the first valid response while the Turn runs, is not
 // aborted and has not reached its deadline. Pending to cancelled: withdrawn by the process, or its Turn aborts or ends.
-var questionStatuses = map[QuestionStatus][]QuestionStatus{
-	"":              {QuestionPending},
+var QuestionStatuses = state.Table[QuestionStatus]{
 	QuestionPending: {QuestionResponded, QuestionCancelled},
 }
 
@@ -42,13 +42,11 @@ type question struct {
 
 // move takes one arrow of the table.
 func (q *question) move(to QuestionStatus) error {
-	for _, allowed := range questionStatuses[QuestionStatus(q.Status)] {
-		if allowed == to {
-			q.Status = string(to)
-			return nil
-		}
+	if err := QuestionStatuses.Check("question "+q.ID, QuestionStatus(q.Status), to); err != nil {
+		return err
 	}
-	return fmt.Errorf("question %s: status %s cannot become %s", q.ID, q.Status, to)
+	q.Status = string(to)
+	return nil
 }
 
 // ask admits a Question of the running Turn. The same id with the same content is one Question.

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
+
+	"helmr.dev/helmr/internal/state"
 )
 
 // Status of a Turn.
@@ -20,7 +22,8 @@ const (
 	Cancelled   = Status("cancelled")
 )
 
-var statuses = map[Status][]Status{
+// Statuses are the allowed arrows of a Turn.
+var Statuses = state.Table[Status]{
 	Queued:     {Running, Cancelled},
 	Running:    {Finalizing, Failed, Interrupted, Cancelled},
 	Finalizing: {Completed, Interrupted},
@@ -90,18 +93,16 @@ type row struct {
 
 // move takes one arrow of the status table.
 func (t *row) move(to Status, now int64) error {
-	for _, allowed := range statuses[t.Status] {
-		if allowed == to {
-			t.Status = to
-			t.changed = true
-			if len(statuses[to]) == 0 {
-				t.terminalAt = &now
-				t.ProcessingOpen = false
-			}
-			return nil
-		}
+	if err := Statuses.Check("turn "+t.ID, t.Status, to); err != nil {
+		return err
 	}
-	return fmt.Errorf("turn %s: status %s cannot become %s", t.ID, t.Status, to)
+	t.Status = to
+	t.changed = true
+	if Statuses.Terminal(to) {
+		t.terminalAt = &now
+		t.ProcessingOpen = false
+	}
+	return nil
 }
 
 // abort asks the handler to stop; the first reason stays, except that cancelled replaces any other.
