@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -213,18 +215,43 @@ func TestMachineLacksSomething(t *testing.T) {
 }
 
 // tinyDisk mounts a file system of so many MiB and gives its folder.
-func tinyDisk(t *testing.T, mib string) string {
+func tinyDisk(t *testing.T, mib int64) string {
 	t.Helper()
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+mib+"m"); err != nil {
+	dir, err := os.MkdirTemp("", "helmr-disk-")
+	if err == nil {
+		err = syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm", mib))
+	}
+	if err != nil {
 		t.Fatalf("mount a small disk: %v", err)
 	}
 	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
+		if err := errors.Join(syscall.Unmount(dir, 0), os.Remove(dir)); err != nil {
 			t.Errorf("unmount the small disk: %v", err)
 		}
 	})
 	return dir
+}
+
+// resize gives a tinyDisk another size; 0 leaves it no free byte.
+func resize(t *testing.T, dir string, mib int64) {
+	t.Helper()
+	for range 1000 {
+		bytes := mib << 20
+		if mib == 0 {
+			var fs syscall.Statfs_t
+			if err := syscall.Statfs(dir, &fs); err != nil {
+				t.Fatal(err)
+			}
+			bytes = int64(fs.Blocks-fs.Bfree) * fs.Bsize
+		}
+		switch err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT, fmt.Sprintf("size=%d", bytes)); {
+		case err == nil:
+			return
+		case !errors.Is(err, syscall.EINVAL) || mib != 0: // EINVAL: more was written meanwhile
+			t.Fatalf("resize the small disk: %v", err)
+		}
+	}
+	t.Fatal("resize the small disk: it never kept still")
 }
 
 // TestFullDisk runs out of disk at each place.
@@ -232,18 +259,63 @@ func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	t.Run("of a build", func(t *testing.T) {
 		t.Parallel()
-		for _, mib := range []string{"1", "40"} { // full with the source, and with the image
+		for _, mib := range []int64{1, 40} { // full with the source, and with the image
 			project, tmp := smallProject(t, map[string]string{"big.txt": strings.Repeat("x", 2<<20)}), tinyDisk(t, mib)
 			program{env: []string{"TMPDIR=" + tmp}}.run(t, "build", project, "-o", filepath.Join(tmp, "out")).refused(t, 1, "no space is left", tmp, "TMPDIR")
 			if left := entries(t, tmp); len(left) > 0 {
-				t.Errorf("with %s MiB the build left %q", mib, left)
+				t.Errorf("with %d MiB the build left %q", mib, left)
 			}
 		}
 	})
 	t.Run("of helmr dev", func(t *testing.T) {
 		t.Parallel()
-		disk := tinyDisk(t, "64")
+		disk := tinyDisk(t, 64)
 		program{env: []string{"HELMR_CONFIG_DIR=" + t.TempDir()}}.run(t, "dev", "--data-dir", filepath.Join(disk, "data"), "--addr", "127.0.0.1:0").
 			refused(t, 1, "the disk of "+filepath.Join(disk, "data")+" is full", "free some space")
+	})
+	t.Run("of a running helmr", func(t *testing.T) {
+		t.Parallel()
+		const size = 1500
+		disk := tinyDisk(t, size)
+		dir := filepath.Join(disk, "data")
+		h := &helmr{t: t, dir: dir, config: filepath.Join(dir, "config"), database: "sqlite:" + filepath.Join(dir, "helmr.db")}
+		t.Cleanup(h.close)
+		h.run()
+		h.deploy("testdata/project")
+		r := h.create("counter", "hello")
+		h.completed(r.SessionID, r.TurnID)
+		slow := h.enqueue(r.SessionID, "slow 40")
+		h.until("the handler runs", func() bool {
+			v, err := h.GetTurn(context.Background(), r.SessionID, slow)
+			return err == nil && v.Status == "running"
+		})
+
+		resize(t, disk, 0)
+		const full = "A disk of the server is full"
+		h.until("the disk is full", func() bool { // the write-ahead log of the database has a last page or two
+			return strings.Contains(h.program().run(t, "session", "create", "counter", "--key", "k", "--text", "x").stderr, full)
+		})
+		h.program().run(t, "session", "enqueue", r.SessionID, "--text", "x").refused(t, 1, full, "Free some space")
+		h.program().run(t, "deploy", smallProject(t, nil)).refused(t, 1, full)
+		if deployments, err := h.ListDeployments(context.Background(), "", 10); err != nil || len(deployments.Deployments) != 1 {
+			t.Errorf("deployments %+v, %v", deployments, err)
+		}
+
+		resize(t, disk, size)
+		if got := h.completed(r.SessionID, slow); got.Turns != 2 {
+			t.Errorf("the turn that ran into the full disk: %+v", got)
+		}
+		steps := 0
+		for _, e := range h.events(r.SessionID) {
+			if e.Kind == "turn.output" && strings.Contains(string(e.Data), fmt.Sprintf(`"step %d"`, steps)) {
+				steps++
+			}
+		}
+		if steps != 40 {
+			t.Errorf("%d of 40 outputs are there in order", steps)
+		}
+		if got := h.completed(r.SessionID, h.enqueue(r.SessionID, "hello")); got.Turns != 3 || got.Inits != 1 {
+			t.Errorf("the turn after: %+v", got)
+		}
 	})
 }
