@@ -16,8 +16,9 @@ var allowed = map[string]map[string]string{
 	"client":         {"client/api": "the bodies that it sends and reads"},
 	"internal/fault": {},
 	"internal/id":    {},
+	"internal/state": {},
 	"internal/loop":  {"internal/db": "wakes on signals of committed transactions"},
-	"internal/arch":  {},
+	"internal/arch":  {"rooms": "draws their tables of states"},
 	"internal/db":    {"internal/id": "names of instances", "internal/fault": "errors that callers may see"},
 	"internal/db/dbtest": {
 		"internal/db": "opens it", "internal/id": "names test databases",
@@ -55,6 +56,7 @@ var allowed = map[string]map[string]string{
 // roomBase is what every room may import beside the rooms to its left.
 var roomBase = map[string]string{
 	"internal/db": "transactions", "internal/blob": "objects", "internal/loop": "background work", "internal/fault": "errors", "internal/id": "ids",
+	"internal/state": "tables of states",
 	"client/api": "the bodies that it fills",
 }
 

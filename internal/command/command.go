@@ -6,6 +6,7 @@ import (
 
 	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/state"
 )
 
 // Status of a Command.
@@ -24,7 +25,8 @@ const (
 	Lost      = Status("lost")
 )
 
-var statuses = map[Status][]Status{
+// Statuses are the allowed arrows of a Command.
+var Statuses = state.Table[Status]{
 	Pending:  {Starting, Cancelled, Failed},
 	Starting: {Running, Exited, Stopping, Failed, Lost},
 	Running:  {Exited, Stopping, Failed, Lost},
@@ -84,19 +86,17 @@ type row struct {
 
 // move takes one arrow of the status table.
 func (r *row) move(to Status, now int64) error {
-	for _, allowed := range statuses[r.Status] {
-		if allowed == to {
-			r.Status, r.changed = to, true
-			if r.terminal() {
-				r.TerminalAt = &now
-			}
-			return nil
-		}
+	if err := Statuses.Check("command "+r.ID, r.Status, to); err != nil {
+		return err
 	}
-	return fmt.Errorf("command %s: status %s cannot become %s", r.ID, r.Status, to)
+	r.Status, r.changed = to, true
+	if r.terminal() {
+		r.TerminalAt = &now
+	}
+	return nil
 }
 
-func (r *row) terminal() bool { return len(statuses[r.Status]) == 0 }
+func (r *row) terminal() bool { return Statuses.Terminal(r.Status) }
 
 // unfinished tells whether the guest may have a process of it: it was given to the guest and has no outcome.
 func (r *row) unfinished() bool {

@@ -5,7 +5,7 @@
 // It is not where programs run: the guest of the Computer runs each in a process scope of its own and ends the scope; a
 // Worker relays. It knows nothing of shells, and reads no output.
 //
-// Command (the table is statuses in command.go):
+// Command (the table is Statuses in command.go):
 //
 //	pending ---> starting     the Computer runs, and the Worker is told to run it
 //	pending ---> cancelled    cancelled before that

@@ -1,10 +1,10 @@
 package computer
 
 import (
-	"fmt"
 	"time"
 
 	"helmr.dev/helmr/internal/fault"
+	"helmr.dev/helmr/internal/state"
 )
 
 // Residency says where a Computer's disk and memory are.
@@ -21,8 +21,8 @@ const (
 	Unavailable = Residency("unavailable")
 )
 
-// residencies lists the allowed arrows. Hibernation has its rows here already; nothing takes them yet.
-var residencies = map[Residency][]Residency{
+// Residencies are the allowed arrows. Hibernation has its rows here already; nothing takes them yet.
+var Residencies = state.Table[Residency]{
 	Cold:        {Starting, Unavailable},
 	Starting:    {Running, Cold, Unavailable},
 	Running:     {Hibernating, Cold},
@@ -76,14 +76,12 @@ type Row struct {
 
 // move takes one arrow of the residency table.
 func (r *Row) move(to Residency, now int64) error {
-	for _, allowed := range residencies[r.Residency] {
-		if allowed == to {
-			r.Residency = to
-			r.touch(now)
-			return nil
-		}
+	if err := Residencies.Check("computer "+r.ID, r.Residency, to); err != nil {
+		return err
 	}
-	return fmt.Errorf("computer %s: residency %s cannot become %s", r.ID, r.Residency, to)
+	r.Residency = to
+	r.touch(now)
+	return nil
 }
 
 func (r *Row) touch(now int64) {

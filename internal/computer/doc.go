@@ -4,7 +4,7 @@
 // It is not where work is decided: the turn room says that runnable work exists (Want), and this room places the
 // Computer on a Worker. It starts no sandbox; a Worker does, and reports through the turn room's Exchange.
 //
-// Residency (the table is residencies in computer.go):
+// Residency (the table is Residencies in computer.go):
 //
 //	cold ---------> starting ----> running ----> cold           placed, guest ready, emptied and saved
 //	starting -----> cold | unavailable                         start failed; the fifth failure in a row

@@ -4,12 +4,12 @@
 // It decides nothing about Turns; the turn room admits, claims and ends them, and calls this room to change the Session
 // around them. Every change of a Session appends its events in the same transaction.
 //
-// Session (the table is statuses in session.go):
+// Session (the table is Statuses in session.go):
 //
 //	open -----> closing --> closed      close accepted or idle close due; nothing left to drain
 //	open, closing --------> cancelled   cancel accepted
 //
-// Session process (processStatuses):
+// Session process (ProcessStatuses):
 //
 //	starting --> ready <--> serving        init resolved; a Turn is served
 //	starting, ready, serving --> stopping  told to stop

@@ -1,6 +1,10 @@
 package session
 
-import "fmt"
+import (
+	"fmt"
+
+	"helmr.dev/helmr/internal/state"
+)
 
 // Status of a Session.
 type Status string
@@ -13,7 +17,8 @@ const (
 	Cancelled = Status("cancelled")
 )
 
-var statuses = map[Status][]Status{
+// Statuses are the allowed arrows of a Session.
+var Statuses = state.Table[Status]{
 	Open:    {Closing, Cancelled},
 	Closing: {Closed, Cancelled},
 }
@@ -30,7 +35,8 @@ const (
 	ProcessEnded    = ProcessStatus("ended")
 )
 
-var processStatuses = map[ProcessStatus][]ProcessStatus{
+// ProcessStatuses are the allowed arrows of a Session process.
+var ProcessStatuses = state.Table[ProcessStatus]{
 	ProcessStarting: {ProcessReady, ProcessStopping, ProcessEnded},
 	ProcessReady:    {ProcessServing, ProcessStopping, ProcessEnded},
 	ProcessServing:  {ProcessReady, ProcessStopping, ProcessEnded},
@@ -75,14 +81,12 @@ func (r *Row) Touch(now int64) {
 
 // Move takes one arrow of the status table.
 func (r *Row) Move(to Status, now int64) error {
-	for _, allowed := range statuses[r.Status] {
-		if allowed == to {
-			r.Status = to
-			r.Touch(now)
-			return nil
-		}
+	if err := Statuses.Check("session "+r.ID, r.Status, to); err != nil {
+		return err
 	}
-	return fmt.Errorf("session %s: status %s cannot become %s", r.ID, r.Status, to)
+	r.Status = to
+	r.Touch(now)
+	return nil
 }
 
 // Terminal tells whether the Session takes no more work.
@@ -104,14 +108,12 @@ type Process struct {
 
 // Move takes one arrow of the process table.
 func (p *Process) Move(to ProcessStatus) error {
-	for _, allowed := range processStatuses[p.Status] {
-		if allowed == to {
-			p.Status = to
-			p.changed = true
-			return nil
-		}
+	if err := ProcessStatuses.Check(fmt.Sprintf("process %s/%d", p.SessionID, p.Epoch), p.Status, to); err != nil {
+		return err
 	}
-	return fmt.Errorf("process %s/%d: status %s cannot become %s", p.SessionID, p.Epoch, p.Status, to)
+	p.Status = to
+	p.changed = true
+	return nil
 }
 
 // Stop tells the process to stop for reason; a process already stopping keeps its first reason.

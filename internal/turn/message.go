@@ -13,6 +13,7 @@ import (
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/id"
+	"helmr.dev/helmr/internal/state"
 	"helmr.dev/helmr/internal/turn/content"
 	workerpb "helmr.dev/helmr/internal/worker/proto"
 )

@@ -2,7 +2,6 @@ package turn
 
 import (
 	"encoding/json"
-	"fmt"
 	"time"
 
 	"helmr.dev/helmr/internal/state"
