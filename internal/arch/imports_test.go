@@ -57,7 +57,7 @@ var allowed = map[string]map[string]string{
 var roomBase = map[string]string{
 	"internal/db": "transactions", "internal/blob": "objects", "internal/loop": "background work", "internal/fault": "errors", "internal/id": "ids",
 	"internal/state": "tables of states",
-	"client/api": "the bodies that it fills",
+	"client/api":     "the bodies that it fills",
 }
 
 // extra are single imports beside the rules, each with its reason. The list may only shrink.
