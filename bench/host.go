@@ -37,24 +37,19 @@ func (h *helmr) cpu() time.Duration {
 	return h.serverIs.cpu() + h.workerIs.cpu()
 }
 
-// rss gives the MiB that a process has in memory, files that it maps not counted.
+// rss gives the MiB that a process has in memory.
 func rss(pid int) (float64, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err
 	}
-	total := 0.0
 	for line := range strings.Lines(string(raw)) {
-		fields := strings.Fields(line)
-		if len(fields) > 1 && (fields[0] == "RssAnon:" || fields[0] == "RssShmem:") {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "VmRSS:" {
 			kib, err := strconv.ParseFloat(fields[1], 64)
-			if err != nil {
-				return 0, err
-			}
-			total += kib / 1024
+			return kib / 1024, err
 		}
 	}
-	return total, nil
+	return 0, fmt.Errorf("process %d has no memory", pid)
 }
 
 // sandboxMemory gives the MiB that a sandbox holds: everything of its cgroup that is no file.

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,8 +22,9 @@ import (
 
 // idle measures what 10,000 idle Sessions in an Environment cost everybody else, against 100: creating one more, listing,
 // and a round of the background work that looks for idle ones. The Sessions are copies, with all their rows, of one that
-// really became idle. It is the last group: it stops the Worker and changes the server.
-func (b *bench) idle(ctx context.Context, h *helmr) error {
+// really became idle. Both numbers are measured in turn, so that other load on the machine meets both. It is the last
+// group: it stops server and Worker.
+func (b *bench) idle(ctx context.Context, h *helmr) (err error) {
 	s, err := h.newWarm(ctx, "alone", "", "")
 	if err != nil {
 		return err
@@ -31,87 +33,104 @@ func (b *bench) idle(ctx context.Context, h *helmr) error {
 	if err := h.halt(); err != nil {
 		return err
 	}
-	few, err := b.idleOf(ctx, h, s, 100)
-	if err != nil {
-		return fmt.Errorf("with 100: %w", err)
+	var sizes [2]*idleSize
+	for i, n := range []int{100, 10_000} {
+		sizes[i] = &idleSize{}
+		database, remove, err := b.copyDatabase(ctx, h)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, remove()) }()
+		if err := multiply(ctx, h.kind, database, s, n-1); err != nil {
+			return err
+		}
+		own := *h
+		own.database, sizes[i].h = database, &own
 	}
-	many, err := b.idleOf(ctx, h, s, 10_000)
-	if err != nil {
-		return fmt.Errorf("with 10,000: %w", err)
+	if err := b.idleSweeps(ctx, sizes); err != nil {
+		return err
 	}
-	b.report.add("idle_10k_create", h.kind, many.create, "ms", few.create, atMostRatio(1.5))
-	b.report.add("idle_10k_list", h.kind, many.list, "ms", few.list, atMostRatio(1.5))
-	b.report.add("idle_10k_sweep", h.kind, many.sweep, "ms", few.sweep, atMostRatio(1.5))
+	for _, size := range sizes {
+		if err := size.serve(ctx); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, size.h.serverIs.stop()) }()
+	}
+	for i := range b.few(60, 25) + 5 { // the first five are to warm up
+		for n := range sizes { // either goes first as often
+			if err := sizes[(i+n)%len(sizes)].call(ctx, i >= 5); err != nil {
+				return err
+			}
+		}
+	}
+	few, many := sizes[0], sizes[1]
+	b.report.add("idle_10k_create", h.kind, median(many.creates), "ms", median(few.creates), atMostRatio(1.5))
+	b.report.add("idle_10k_list", h.kind, median(many.lists), "ms", median(few.lists), atMostRatio(1.5))
+	b.report.add("idle_10k_sweep", h.kind, median(many.sweeps), "ms", median(few.sweeps), atMostRatio(1.5))
 	return nil
 }
 
-type idleTimes struct{ create, list, sweep float64 }
-
-// idleOf measures with so many idle Sessions in the Environment.
-func (b *bench) idleOf(ctx context.Context, h *helmr, s *session, n int) (t idleTimes, err error) {
-	database, remove, err := b.copyDatabase(ctx, h)
-	if err != nil {
-		return t, err
-	}
-	defer func() { err = errors.Join(err, remove()) }()
-	if err := multiply(ctx, h.kind, database, s, n-1); err != nil {
-		return t, err
-	}
-	if t.sweep, err = b.sweep(ctx, database); err != nil {
-		return t, err
-	}
-	own := *h
-	own.database = database
-	own.env = append(own.env, "HELMR_DATABASE_URL="+database)
-	if err := own.startServer(ctx); err != nil {
-		return t, err
-	}
-	defer func() { err = errors.Join(err, own.serverIs.stop()) }()
-	var creates, lists []float64
-	for i := range b.few(60, 25) + 5 { // the first five are to warm up
-		began := time.Now()
-		r, err := own.CreateSession(ctx, api.SessionCreateRequest{Agent: "alone", Input: input("")})
-		if err != nil {
-			return t, err
-		}
-		created := time.Now()
-		if _, err := own.ListSessions(ctx, client.SessionFilter{Statuses: []string{"open"}, Limit: 50}); err != nil {
-			return t, err
-		}
-		if i >= 5 {
-			creates, lists = append(creates, ms(created.Sub(began))), append(lists, ms(time.Since(created)))
-		}
-		if _, err := own.CancelSession(ctx, r.SessionID, api.ControlRequest{}); err != nil {
-			return t, err
-		}
-	}
-	t.create, t.list = median(creates), median(lists)
-	return t, nil
+// idleSize is an Environment with a number of idle Sessions, and the ms that things took in it.
+type idleSize struct {
+	h                      *helmr
+	creates, lists, sweeps []float64
 }
 
-// sweep gives the ms of one round of all background work on Sessions and Computers, with nothing due.
-func (b *bench) sweep(ctx context.Context, database string) (took float64, err error) {
-	d, err := db.Open(ctx, database)
+// serve starts a server on the database, with an address of its own.
+func (s *idleSize) serve(ctx context.Context) error {
+	addr, err := freeAddress()
 	if err != nil {
-		return 0, err
+		return err
 	}
-	defer func() { err = errors.Join(err, d.Close()) }()
-	var pieces []loop.Piece
-	pieces = append(pieces, turn.NewService(d, time.Now).Loops()...)
-	pieces = append(pieces, computer.NewService(d, time.Now).Loops()...)
-	var times []float64
-	for i := range b.few(40, 20) + 5 {
-		began := time.Now()
-		for _, p := range pieces {
-			if _, err := p.Run(ctx); err != nil {
-				return 0, fmt.Errorf("%s: %w", p.Name, err)
+	s.h.url = "http://" + addr
+	s.h.env = append(slices.Clone(s.h.env), "HELMR_DATABASE_URL="+s.h.database, "HELMR_ADDR="+addr)
+	s.h.Client = client.New(s.h.url, s.h.key)
+	return s.h.startServer(ctx)
+}
+
+// call creates a Session, lists, and ends the Session again.
+func (s *idleSize) call(ctx context.Context, count bool) error {
+	began := time.Now()
+	r, err := s.h.CreateSession(ctx, api.SessionCreateRequest{Agent: "alone", Input: input("")})
+	if err != nil {
+		return err
+	}
+	created := time.Now()
+	if _, err := s.h.ListSessions(ctx, client.SessionFilter{Statuses: []string{"open"}, Limit: 50}); err != nil {
+		return err
+	}
+	if count {
+		s.creates, s.lists = append(s.creates, ms(created.Sub(began))), append(s.lists, ms(time.Since(created)))
+	}
+	_, err = s.h.CancelSession(ctx, r.SessionID, api.ControlRequest{})
+	return err
+}
+
+// idleSweeps measures rounds of all background work on Sessions and Computers, with nothing due.
+func (b *bench) idleSweeps(ctx context.Context, sizes [2]*idleSize) (err error) {
+	var pieces [2][]loop.Piece
+	for i, size := range sizes {
+		d, err := db.Open(ctx, size.h.database)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, d.Close()) }()
+		pieces[i] = append(turn.NewService(d, time.Now).Loops(), computer.NewService(d, time.Now).Loops()...)
+	}
+	for n := range b.few(60, 30) + 5 {
+		for i, size := range sizes {
+			began := time.Now()
+			for _, p := range pieces[i] {
+				if _, err := p.Run(ctx); err != nil {
+					return fmt.Errorf("%s: %w", p.Name, err)
+				}
+			}
+			if n >= 5 {
+				size.sweeps = append(size.sweeps, ms(time.Since(began)))
 			}
 		}
-		if i >= 5 {
-			times = append(times, ms(time.Since(began)))
-		}
 	}
-	return median(times), nil
+	return nil
 }
 
 // copyDatabase copies the database of a helmr that is stopped.
@@ -144,7 +163,8 @@ func (b *bench) copyDatabase(ctx context.Context, h *helmr) (database string, re
 	return "sqlite:" + filepath.Join(dir, "helmr.db"), func() error { return os.RemoveAll(dir) }, nil
 }
 
-// multiply makes copies of an idle Session and its Computer, which no Worker holds in the copies.
+// multiply makes copies of an idle Session and its Computer. The copies' Computers have left the Worker, as they do when
+// nothing needs them for a while.
 func multiply(ctx context.Context, kind db.Kind, database string, s *session, copies int) (err error) {
 	d, err := openPlain(kind, database)
 	if err != nil {
@@ -166,6 +186,8 @@ func multiply(ctx context.Context, kind db.Kind, database string, s *session, co
 			return nil
 		case "residency":
 			return "cold"
+		case "work_wanted":
+			return 0
 		}
 		old, ok := value.(string)
 		if !ok || !strings.HasSuffix("_"+column, "_id") || !id.Valid(old) || column == "environment_id" || column == "deployment_id" {
