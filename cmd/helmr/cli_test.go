@@ -356,3 +356,34 @@ func TestResumeWithoutAHold(t *testing.T) {
 	contains(t, "get", w.ok(t, "session", "get", session), "held:", "interrupt")
 	contains(t, "resume", w.ok(t, "session", "resume", session), "accepted")
 }
+
+func TestSendMessagesAndQuestions(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	w.deploy(t, "reviewer")
+	made := w.object(t, "session", "create", "reviewer", "--text", "x")
+	session, turn := made["session_id"].(string), made["turn_id"].(string)
+	// Nothing runs here: the data becomes a Turn of its own, and a Turn that does not run takes no Message.
+	sent := w.object(t, "session", "send", session, "--text", "more")
+	if sent["kind"] != "enqueued" || sent["turn_id"] == turn {
+		t.Errorf("send printed %v", sent)
+	}
+	if r := w.run(t, "session", "turn", "send", session, turn, "--data-json", `[]`); r.status != 1 || !strings.Contains(r.stderr, "message_closed") {
+		t.Errorf("%+v", r)
+	}
+	if q := w.object(t, "session", "turn", "question", "list", session, turn)["questions"].([]any); len(q) != 0 {
+		t.Errorf("questions %v", q)
+	}
+	for _, args := range [][]string{{"get"}, {"respond"}} {
+		full := append(append([]string{"session", "turn", "question"}, args...), session, turn, "0197a1f3-5c1e-7d7a-9d0e-6f2b7c1a4e55")
+		if args[0] == "respond" {
+			full = append(full, "--answer-json", "true")
+		}
+		if r := w.run(t, full...); r.status != 1 || !strings.Contains(r.stderr, "not_found") {
+			t.Errorf("%v: %+v", args, r)
+		}
+	}
+	if r := w.run(t, "session", "turn", "question", "respond", session, turn, session); r.status != 2 || !strings.Contains(r.stderr, "--answer-json, --answer-file") {
+		t.Errorf("%+v", r)
+	}
+}

@@ -284,8 +284,12 @@ func (p *eventPrinter) describe(e api.Event) string {
 		Message    string          `json:"message"`
 		MessageID  string          `json:"message_id"`
 		QuestionID string          `json:"question_id"`
-		Failures   int64           `json:"consecutive_failures"`
-		Recovery   struct {
+		Answer     json.RawMessage `json:"answer"`
+		Question   struct {
+			Prompt json.RawMessage `json:"prompt"`
+		} `json:"question"`
+		Failures int64 `json:"consecutive_failures"`
+		Recovery struct {
 			Kind   string `json:"kind"`
 			Reason string `json:"reason"`
 		} `json:"recovery"`
@@ -320,6 +324,10 @@ func (p *eventPrinter) describe(e api.Event) string {
 		}
 	case "turn.failed", "turn.interrupted":
 		add("%s", brief(clean(turnErrorText(e.Data)), 2000))
+	case "question.created":
+		add("%s  question %s", brief(clean(contentText(d.Question.Prompt)), 2000), d.QuestionID)
+	case "question.responded":
+		add("%s  question %s", brief(clean(compact(d.Answer)), 200), d.QuestionID)
 	case "session.process_failed":
 		add("%s (%d in a row)", d.Reason, d.Failures)
 		if d.Message != "" && d.Message == p.failure {

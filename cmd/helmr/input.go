@@ -7,6 +7,7 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,43 +16,57 @@ import (
 )
 
 // inputFlags are the ways to give the input of a Turn.
-type inputFlags struct{ text, json, file string }
-
-func (f *inputFlags) register(c *cobra.Command) {
-	c.Flags().StringVar(&f.text, "text", "", "input as one text")
-	c.Flags().StringVar(&f.json, "input-json", "", `input as JSON, for example '[{"type":"text","text":"Hi"}]'`)
-	c.Flags().StringVar(&f.file, "input-file", "", "file with the input as JSON; - is stdin")
+func inputFlags() *valueFlags {
+	return &valueFlags{text: "text", textUse: "input as one text", json: "input-json", jsonUse: `input as JSON, for example '[{"type":"text","text":"Hi"}]'`, file: "input-file"}
 }
 
-// read gives the input; exactly one of the flags must be there.
-func (f *inputFlags) read(cmd *cobra.Command) (json.RawMessage, error) {
-	n := 0
-	for _, name := range []string{"text", "input-json", "input-file"} {
+// valueFlags are ways to give one JSON value: as JSON, from a file, and, where it is content, as a text. Exactly one must be
+// used. The fields are the names of the flags; text is empty where there is none.
+type valueFlags struct {
+	text, textUse, json, jsonUse, file string
+	values                             struct{ text, json, file string }
+}
+
+func (f *valueFlags) register(c *cobra.Command) {
+	if f.text != "" {
+		c.Flags().StringVar(&f.values.text, f.text, "", f.textUse)
+	}
+	c.Flags().StringVar(&f.values.json, f.json, "", f.jsonUse)
+	c.Flags().StringVar(&f.values.file, f.file, "", "file with the same as JSON; - is stdin")
+}
+
+// read gives the value.
+func (f *valueFlags) read(cmd *cobra.Command) (json.RawMessage, error) {
+	var names, given []string
+	for _, name := range []string{f.text, f.json, f.file} {
+		if name == "" {
+			continue
+		}
+		names = append(names, "--"+name)
 		if cmd.Flags().Changed(name) {
-			n++
+			given = append(given, name)
 		}
 	}
-	if n != 1 {
-		return nil, usageErrorf("%s needs exactly one of --text, --input-json and --input-file", cmd.CommandPath())
+	if len(given) != 1 {
+		return nil, usageErrorf("%s needs exactly one of %s", cmd.CommandPath(), strings.Join(names, ", "))
 	}
-	switch {
-	case cmd.Flags().Changed("text"):
-		raw, err := json.Marshal([]map[string]string{{"type": "text", "text": f.text}})
-		return raw, err
-	case cmd.Flags().Changed("input-json"):
-		return decodeJSON("--input-json", []byte(f.json))
+	switch given[0] {
+	case f.text:
+		return json.Marshal([]map[string]string{{"type": "text", "text": f.values.text}})
+	case f.json:
+		return decodeJSON("--"+f.json, []byte(f.values.json))
 	}
 	var raw []byte
 	var err error
-	if f.file == "-" {
+	if f.values.file == "-" {
 		raw, err = io.ReadAll(cmd.InOrStdin())
 	} else {
-		raw, err = os.ReadFile(f.file)
+		raw, err = os.ReadFile(f.values.file)
 	}
 	if err != nil {
-		return nil, usageErrorf("--input-file: %v", cause(err))
+		return nil, usageErrorf("--%s: %s", f.file, cause(err))
 	}
-	return decodeJSON("--input-file "+f.file, raw)
+	return decodeJSON("--"+f.file+" "+f.values.file, raw)
 }
 
 // cause gives the innermost reason of a file error with its path, without the name of the system call.

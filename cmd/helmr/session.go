@@ -16,7 +16,7 @@ func (a *app) sessionCommand() *cobra.Command {
 		`  helmr session create reviewer --text "Review APP-42" --follow
   helmr session enqueue SESSION --text "Review APP-43" --follow
   helmr session list --agent reviewer --status open`,
-		a.sessionCreate(), a.sessionList(), a.sessionGet(), a.sessionEnqueue(), a.sessionEvents(),
+		a.sessionCreate(), a.sessionList(), a.sessionGet(), a.sessionEnqueue(), a.sessionSend(), a.sessionEvents(),
 		a.sessionControl("interrupt", "Abort what runs and hold the session until it is resumed", (*client.Client).InterruptSession), a.sessionResume(),
 		a.sessionControl("close", "Let accepted work drain, then end the session", (*client.Client).CloseSession),
 		a.sessionControl("cancel", "End the session now: queued turns are cancelled, a running one is aborted", (*client.Client).CancelSession),
@@ -24,7 +24,7 @@ func (a *app) sessionCommand() *cobra.Command {
 }
 
 func (a *app) sessionCreate() *cobra.Command {
-	var in inputFlags
+	in := inputFlags()
 	var req api.SessionCreateRequest
 	var follow bool
 	c := &cobra.Command{
@@ -114,7 +114,7 @@ func (a *app) eventsBefore(cmd *cobra.Command, c *client.Client, sessionID, turn
 }
 
 func (a *app) sessionEnqueue() *cobra.Command {
-	var in inputFlags
+	in := inputFlags()
 	var req api.EnqueueRequest
 	var follow bool
 	c := &cobra.Command{

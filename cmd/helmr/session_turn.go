@@ -12,7 +12,7 @@ import (
 
 func (a *app) turnCommand() *cobra.Command {
 	return groupCommand("turn", "See the turns of a session",
-		"  helmr session turn list SESSION\n  helmr session turn wait SESSION TURN --timeout 2m", a.turnList(), a.turnGet(), a.turnWait())
+		"  helmr session turn list SESSION\n  helmr session turn wait SESSION TURN --timeout 2m", a.turnList(), a.turnGet(), a.turnWait(), a.turnSend(), a.questionCommand())
 }
 
 func (a *app) turnList() *cobra.Command {
