@@ -168,11 +168,12 @@ func cleanLayer(r io.Reader, w io.Writer) error {
 }
 
 func isMountpoint(h *tar.Header) bool {
-	switch strings.TrimPrefix(h.Name, "./") {
+	switch name := strings.TrimPrefix(h.Name, "./"); name {
 	case "etc/hosts", "etc/resolv.conf", "etc/hostname":
 		return h.Typeflag == tar.TypeReg && h.Size == 0
 	case "run/.containerenv", ".dockerenv":
 		return true
+	default:
+		return strings.HasPrefix(name, "run/"+secretPrefix) && h.Size == 0
 	}
-	return false
 }

@@ -24,8 +24,9 @@ type Options struct {
 	// Progress gets lines for people to read; nil is allowed.
 	Progress func(string)
 
-	// builder stands for the first one found; tests choose.
+	// builder stands for the first one found, trust for what this machine trusts; tests choose.
 	builder builder
+	trust   []trusted
 }
 
 // Built is a finished image.
@@ -52,6 +53,9 @@ func Build(ctx context.Context, o Options) (Built, error) {
 	p, err := newPlan(o.Definition)
 	if err != nil {
 		return Built{}, err
+	}
+	if p.trust = o.trust; p.trust == nil {
+		p.trust = hostTrust()
 	}
 	if o.CacheDir == "" {
 		if o.CacheDir, err = CacheDir(); err != nil {

@@ -133,8 +133,11 @@ func (b *buildah) build(ctx context.Context, j *job) (string, error) {
 }
 
 func (b *buildah) bud(ctx context.Context, j *job, file, target, idFile string) *exec.Cmd {
-	return b.command(ctx, "bud", "--format", "oci", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--timestamp", "0",
-		"--pull-never", "--ignorefile", filepath.Join(b.dir, "ignore"), "--target", target, "--iidfile", idFile, "--file", file, j.context)
+	args := []string{
+		"--format", "oci", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--timestamp", "0",
+		"--pull-never", "--ignorefile", filepath.Join(b.dir, "ignore"), "--target", target, "--iidfile", idFile, "--file", file,
+	}
+	return b.command(ctx, "bud", append(append(args, secretOptions(j.plan.trust)...), j.context)...)
 }
 
 // load puts a base of the store into buildah's storage and gives its id there, the digest of its configuration.

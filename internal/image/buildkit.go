@@ -163,6 +163,7 @@ func (b *buildkit) command(ctx context.Context, j *job, file string, names []str
 		if output == "" {
 			output = "type=cacheonly"
 		}
+		args = append(args, secretOptions(j.plan.trust)...)
 		return b.docker(ctx, append(args, "--output", output, j.context)...)
 	}
 	args = []string{
@@ -175,6 +176,7 @@ func (b *buildkit) command(ctx context.Context, j *job, file string, names []str
 			args = append(args, "--opt", "context:"+names[i]+"=oci-layout://store@"+base.Digest)
 		}
 	}
+	args = append(args, secretOptions(j.plan.trust)...)
 	if output != "" {
 		args = append(args, "--output", output)
 	}

@@ -15,6 +15,8 @@ type plan struct {
 	// copies are the sources to stage; copy i is staged under the folder c<i> of the build context.
 	copies []stagedCopy
 	stages []stage
+	// trust is shown to run steps.
+	trust []trusted
 }
 
 type stage struct {
@@ -139,7 +141,15 @@ func (p *plan) render(names []string) string {
 	var b strings.Builder
 	for i, st := range p.stages {
 		fmt.Fprintf(&b, "FROM %s AS %s\n", names[st.base], stageName(i))
+		mounts := ""
+		for _, t := range p.trust {
+			b.WriteString(t.argument())
+			mounts += t.mount()
+		}
 		for _, l := range st.lines {
+			if words, ok := strings.CutPrefix(l, "RUN "); ok {
+				l = "RUN " + mounts + words
+			}
 			b.WriteString(l)
 			b.WriteByte('\n')
 		}
