@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+
 	"github.com/spf13/cobra"
 
 	"helmr.dev/helmr/client/api"
@@ -161,24 +163,31 @@ func (a *app) showQuestion(cmd *cobra.Command, q api.Question) error {
 func (a *app) questionRespond() *cobra.Command {
 	answer := &valueFlags{json: "answer-json", jsonUse: `answer as JSON, for example true or '"the second one"'`, file: "answer-file"}
 	var responseID string
+	var easy easyAnswer
 	c := &cobra.Command{
 		Use:   "respond SESSION TURN QUESTION",
 		Short: "Answer a question",
 		Long: `Answers a question; what kind of answer it wants is shown by question get. The first answer counts. Repeating one with
-the same --response-id has no second effect.`,
-		Example: "  helmr session turn question respond SESSION TURN QUESTION --answer-json true\n  helmr session turn question respond SESSION TURN QUESTION --answer-file answer.json",
+the same --response-id has no second effect. --text and --select make the answer for you; the JSON of an answer to a
+choice is {"selected":[{"id":...,"value":...}],"text":...} with the values that the options have.`,
+		Example: "  helmr session turn question respond SESSION TURN QUESTION --select main\n  helmr session turn question respond SESSION TURN QUESTION --answer-file answer.json",
 		Args:    sessionTurnQuestion,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			value, err := answer.read(cmd)
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			var value json.RawMessage
+			if easy.given(cmd) {
+				value, err = easy.make(cmd, answer, func() (api.Question, error) { return c.GetQuestion(cmd.Context(), args[0], args[1], args[2]) })
+			} else {
+				value, err = answer.read(cmd)
+			}
 			if err != nil {
 				return err
 			}
 			if responseID == "" {
 				responseID = id.New()
-			}
-			c, err := a.client()
-			if err != nil {
-				return err
 			}
 			q, err := c.Respond(cmd.Context(), args[0], args[1], args[2], api.RespondRequest{Answer: value, ResponseID: responseID})
 			if err != nil {
@@ -188,6 +197,7 @@ the same --response-id has no second effect.`,
 		},
 	}
 	answer.register(c)
+	easy.register(c)
 	c.Flags().StringVar(&responseID, "response-id", "", "name of this response, for repeating it (default: a new one)")
 	return c
 }

@@ -24,10 +24,14 @@ type follower struct {
 	turnID    string // the Turn whose end is waited for; "" follows until the Session has ended
 	after     int64  // the last event seen
 	printer   *eventPrinter
+	// interactive says that a person sits at the terminal: Questions are asked there.
+	interactive bool
+	asker       *asker
 }
 
 func (a *app) follower(cmd *cobra.Command, c *client.Client, sessionID, turnID string, after int64) *follower {
-	return &follower{app: a, cmd: cmd, client: c, sessionID: sessionID, turnID: turnID, after: after, printer: newEventPrinter(cmd.OutOrStdout())}
+	return &follower{app: a, cmd: cmd, client: c, sessionID: sessionID, turnID: turnID, after: after, printer: newEventPrinter(cmd.OutOrStdout()),
+		interactive: !a.flags.json && isTerminal(cmd.InOrStdin()) && isTerminal(cmd.ErrOrStderr())}
 }
 
 // run shows events until the followed Turn is terminal (an error if it did not complete) or the Session has ended. A
@@ -36,6 +40,8 @@ func (a *app) follower(cmd *cobra.Command, c *client.Client, sessionID, turnID s
 func (f *follower) run(ctx context.Context) error {
 	streaming, stop := context.WithCancel(ctx)
 	defer stop()
+	f.asker = newAsker(f)
+	defer f.asker.stop()
 	stream := f.stream(streaming)
 	queued := f.turnID != ""
 	look, said := time.NewTimer(queuedPatience), ""
@@ -53,6 +59,7 @@ func (f *follower) run(ctx context.Context) error {
 			if done, err := f.take(s.event); done || err != nil {
 				return err
 			}
+			f.asker.see(s.event)
 			if own := s.event.TurnID != nil && *s.event.TurnID == f.turnID; own && s.event.Kind == "turn.running" {
 				queued = false
 			}
@@ -61,6 +68,8 @@ func (f *follower) run(ctx context.Context) error {
 					return err
 				}
 			}
+		case line := <-f.asker.typed():
+			f.asker.answer(ctx, line)
 		case <-look.C:
 			if !queued {
 				continue
@@ -122,6 +131,9 @@ func (f *follower) ended(ctx context.Context) error {
 	f.printer.endOutput()
 	if ctx.Err() != nil {
 		f.app.leave(f.cmd, f.sessionID, f.after)
+		if err := f.asker.offer(); err != nil {
+			return err
+		}
 		return exitError{status: exitFailed}
 	}
 	return nil
@@ -136,8 +148,8 @@ func (f *follower) print(e api.Event) error {
 
 // leave tells that ending an observation ends nothing else.
 func (a *app) leave(cmd *cobra.Command, sessionID string, after int64) {
-	cmd.PrintErrf("\nStopped watching; the work goes on. Look again:\n  helmr session events %s --follow --after %d\nTo stop the work itself:\n  helmr session cancel %s\n",
-		sessionID, after, sessionID)
+	cmd.PrintErrf("\nStopped watching; the work goes on. Look again:\n  helmr session events %s --follow --after %d\nTo stop the work itself:\n  helmr session interrupt %s\nTo end the session:\n  helmr session cancel %s\n",
+		sessionID, after, sessionID, sessionID)
 }
 
 // terminalStatus gives the status a Turn ends in with this event, "" if it does not end.

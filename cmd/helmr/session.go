@@ -17,7 +17,7 @@ func (a *app) sessionCommand() *cobra.Command {
   helmr session enqueue SESSION --text "Review APP-43" --follow
   helmr session list --agent reviewer --status open`,
 		a.sessionCreate(), a.sessionList(), a.sessionGet(), a.sessionEnqueue(), a.sessionSend(), a.sessionEvents(),
-		a.sessionControl("interrupt", "Abort what runs and hold the session until it is resumed", (*client.Client).InterruptSession), a.sessionResume(),
+		a.sessionQuestions(), a.sessionInterrupt(), a.sessionResume(),
 		a.sessionControl("close", "Let accepted work drain, then end the session", (*client.Client).CloseSession),
 		a.sessionControl("cancel", "End the session now: queued turns are cancelled, a running one is aborted", (*client.Client).CancelSession),
 		a.turnCommand())
