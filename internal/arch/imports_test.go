@@ -34,6 +34,10 @@ var allowed = map[string]map[string]string{
 		"internal/server": "runs it", "rooms": "the real ones behind it", "internal/blob": "their object store", "internal/build/bundle": "makes bundles to deploy",
 		"internal/db": "and a test database", "internal/id": "ids", "client": "deploys as a client does",
 	},
+	"internal/egress/policy": {},
+	"internal/egress": {
+		"internal/egress": "its parts", "internal/sandbox": "tests networks from inside real sandboxes", "internal/id": "names Computers in its tests",
+	},
 	"internal/sandbox": {"internal/sandbox": "runtimes implement the interface and its suite tests them", "internal/id": "names sandboxes in the suite"},
 	"internal/image":   {"internal/image": "its parts", "internal/fault": "errors that callers may see"},
 	"internal/guest":   {"internal/guest": "both ends share the wire format"},

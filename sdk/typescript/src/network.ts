@@ -64,7 +64,9 @@ function normalizeEntry(field: string, value: unknown): AllowedDomain {
 
 /** Normalizes a name or `*.` pattern: lower case, one final dot dropped. */
 export function normalizePattern(field: string, value: string): string {
-  const pattern = value.toLowerCase().replace(/\.$/, "")
+  // Before lower case is made of it: that turns the Kelvin sign into an ordinary k.
+  const ascii = /^[\x20-\x7e]*$/.test(value)
+  const pattern = ascii ? value.toLowerCase().replace(/\.$/, "") : value
   const name = pattern.startsWith("*.") ? pattern.slice(2) : pattern
   if (name.includes("*")) refuse(field, `is ${show(value)}`, 'one wildcard is allowed, in front of at least two labels: "*.example.com"')
   if (pattern.length > maxNameLength) refuse(field, `is ${show(value)}, which has ${pattern.length} characters`, `at most ${maxNameLength} are allowed, a leading "*." included`)
