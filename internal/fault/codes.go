@@ -43,6 +43,9 @@ const (
 	ComputerPreparationExhausted = Code("computer_preparation_exhausted")
 	ComputerStartFailed          = Code("computer_start_failed")
 
+	SecretUnavailable = Code("secret_unavailable")
+	SecretExists      = Code("secret_exists")
+
 	QuestionAlreadyResponded = Code("question_already_responded")
 	QuestionCancelled        = Code("question_cancelled")
 	IdempotencyConflict      = Code("idempotency_conflict")
@@ -82,7 +85,7 @@ var statuses = map[Code]int{
 	AdmissionUnavailable: 409, NoCurrentDeployment: 409, AgentNotInCurrentDeployment: 409, AgentNotInPinnedDeployment: 409,
 	AgentDeleted: 409, SessionNotOpen: 409, SessionTerminal: 409, ComputerMismatch: 409, MessageClosed: 409, HoldNotActive: 409,
 	ComputerBusy: 409, ComputerDeleting: 409, ComputerKeyConflict: 409, ComputerRecoveryRequired: 409,
-	ComputerPreparationExhausted: 409, ComputerStartFailed: 409, QuestionAlreadyResponded: 409, QuestionCancelled: 409,
+	ComputerPreparationExhausted: 409, ComputerStartFailed: 409, SecretUnavailable: 409, SecretExists: 409, QuestionAlreadyResponded: 409, QuestionCancelled: 409,
 	IdempotencyConflict: 409, LeaseLost: 409, WorkerResourceCustody: 409,
 
 	CommandOutputUnavailable: 409,
