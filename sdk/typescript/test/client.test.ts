@@ -144,6 +144,33 @@ test("every route of the client", async (t) => {
   assert.throws(() => client.sessions.ref(""), TypeError)
 })
 
+test("Spec_05_10 Spec_06_09 data to Sessions and Turns, Questions and answers", async (t) => {
+  const asked = { id: "q", session_id: "s", turn_id: "t", status: "pending", prompt: [{ type: "json", value: { my_key: 1 } }], created_at: "now",
+    answer_control: { type: "choice", allowText: true, options: [{ id: "a", label: "A", value: { my_key: 2 } }] } }
+  const { client, seen } = await setup(t, ({ url, method }, response) => {
+    if (url.endsWith("/send")) return json(response, { id: "r", kind: "messaged", turn_id: "t", message_id: "m" })
+    if (url.endsWith("/messages")) return json(response, { id: "r", turn_id: "t", message_id: "m", status: "accepted" })
+    if (method === "POST") return json(response, { id: "q", status: "responded", answer: { selected: [{ id: "a", value: { my_key: 2 } }] }, responded_by_api_key_id: "k" })
+    return json(response, url.includes("/questions/") ? asked : { questions: [asked] })
+  })
+  const session = client.sessions.ref("s")
+  const turn = session.turns.ref("t")
+  assert.deepEqual(await session.send({ data: [{ type: "text", text: "x" }], idempotencyKey: "k" }), { id: "r", kind: "messaged", turnId: "t", messageId: "m" })
+  assert.deepEqual(await turn.send({ data: [] }), { id: "r", turnId: "t", messageId: "m", status: "accepted" })
+  const shown = { id: "q", sessionId: "s", turnId: "t", status: "pending", createdAt: "now", prompt: asked.prompt, answerControl: asked.answer_control }
+  assert.deepEqual((await turn.questions.list({ limit: 2 })).questions, [shown])
+  assert.deepEqual(await turn.questions.get("q"), shown)
+  const answer = { selected: [{ id: "a", value: { my_key: 2 } }] }
+  assert.deepEqual(await turn.questions.respond("q", { answer, responseId: "mine" }), { id: "q", status: "responded", answer, respondedByApiKeyId: "k" })
+  await turn.questions.respond("q", { answer: "text" })
+  assert.deepEqual(seen.slice(0, 5).map(({ method, url, body }) => `${method} ${url}${body === undefined ? "" : ` ${JSON.stringify(body)}`}`), [
+    'POST /v1/sessions/s/send {"data":[{"type":"text","text":"x"}],"idempotency_key":"k"}', 'POST /v1/sessions/s/turns/t/messages {"data":[]}',
+    "GET /v1/sessions/s/turns/t/questions?limit=2", "GET /v1/sessions/s/turns/t/questions/q",
+    'POST /v1/sessions/s/turns/t/questions/q/respond {"answer":{"selected":[{"id":"a","value":{"my_key":2}}]},"response_id":"mine"}',
+  ])
+  assert.match(JSON.stringify(seen[5]?.body), /^\{"answer":"text","response_id":"[0-9a-f-]{36}"\}$/)
+})
+
 test("names with units", async (t) => {
   const { client } = await setup(t, (_, response) => json(response, { template: "t", resources: { milli_cpu: 1000, memory_mib: 512, disk_mib: 9 }, prepare_network: { blockAll: true } }))
   assert.deepEqual(await client.templates.get("t"), { template: "t", resources: { milliCpu: 1000, memoryMiB: 512, diskMiB: 9 }, prepareNetwork: { blockAll: true } })

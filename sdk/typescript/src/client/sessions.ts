@@ -60,6 +60,11 @@ export interface EnqueueReceipt {
   readonly sequence: number
 }
 
+/** What the data became: a Message to the running Turn, or a new Turn. */
+export type SendReceipt =
+  | { readonly id: string; readonly kind: "messaged"; readonly turnId: string; readonly messageId: string }
+  | { readonly id: string; readonly kind: "enqueued"; readonly turnId: string }
+
 /** The control is accepted; later state is read from the Session or its events. */
 export interface SessionControlReceipt {
   readonly id: string
@@ -96,6 +101,8 @@ export interface SessionRef {
   readonly events: SessionEvents
   readonly turns: Turns
   get(options?: RequestOptions): Promise<Session>
+  /** Gives data to the running Turn if that takes Messages, otherwise queues it as a new Turn. */
+  send(request: Control & { readonly data: InputContent }, options?: RequestOptions): Promise<SendReceipt>
   /** Queues input as a new Turn. */
   enqueue(request: Control & { readonly input: InputContent }, options?: RequestOptions): Promise<EnqueueReceipt>
   /** Aborts the running Turns of the Session and the Sessions it owns, and holds their queues until resumed. */
@@ -149,6 +156,8 @@ function sessionRef(http: Http, id: string, get: Sessions["get"]): SessionRef {
     events: sessionEvents(http, id),
     turns: sessionTurns(http, id),
     get: (options) => get(id, options),
+    send: async ({ data, idempotencyKey }, options) =>
+      (await post("send", { data, idempotency_key: idempotencyKey }, options)) as SendReceipt,
     enqueue: async ({ input, idempotencyKey }, options) =>
       (await post("enqueue", { input, idempotency_key: idempotencyKey }, options)) as EnqueueReceipt,
     interrupt: control("interrupt") as SessionRef["interrupt"],

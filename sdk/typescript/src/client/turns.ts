@@ -4,8 +4,9 @@ import type { JsonValue } from "../json.js"
 import type { TurnSource } from "../turn.js"
 import { connectionFailed, segment, type Http, type RequestOptions } from "./http.js"
 import { pages, type CursorPage, type PagePromise, type PageQuery } from "./page.js"
+import { turnQuestions, type Questions } from "./questions.js"
 import { Renewal } from "./retry.js"
-import { fromWire } from "./wire.js"
+import { fromWire, given, noneOpaque } from "./wire.js"
 
 export type TurnStatus = "queued" | "running" | "finalizing" | "completed" | "failed" | "interrupted" | "cancelled"
 
@@ -45,6 +46,14 @@ export interface TurnOutcome {
 
 export type TimedTurnWaitResult = { readonly status: "timeout" } | { readonly status: "settled"; readonly outcome: TurnOutcome }
 
+/** The Message is accepted; whether the handler got it is told by the events. */
+export interface MessageReceipt {
+  readonly id: string
+  readonly turnId: string
+  readonly messageId: string
+  readonly status: "accepted"
+}
+
 export interface TurnPage extends CursorPage<TurnInfo> {
   readonly turns: readonly TurnInfo[]
 }
@@ -53,7 +62,10 @@ export interface TurnPage extends CursorPage<TurnInfo> {
 export interface TurnRef {
   readonly id: string
   readonly sessionId: string
+  readonly questions: Questions
   get(options?: RequestOptions): Promise<TurnInfo>
+  /** Gives a Message to the running Turn. */
+  send(request: { readonly data: InputContent; readonly idempotencyKey?: string }, options?: RequestOptions): Promise<MessageReceipt>
   /** Waits until the Turn is terminal. A `signal` ends only the observation. Outages up to two minutes are bridged. */
   wait(options?: RequestOptions): Promise<TurnOutcome>
   /** Waits at most this long. */
@@ -81,8 +93,15 @@ export function sessionTurns(http: Http, sessionId: string): Turns {
     }, cursor),
     get,
     ref(id) {
-      segment(id)
-      return { id, sessionId, get: (options) => get(id, options), wait: waiter(http, `${path}/${segment(id)}`) }
+      const turnPath = `${path}/${segment(id)}`
+      return {
+        id, sessionId,
+        questions: turnQuestions(http, turnPath),
+        get: (options) => get(id, options),
+        send: async ({ data, idempotencyKey }, options) =>
+          fromWire(await http.post(`${turnPath}/messages`, given({ data, idempotency_key: idempotencyKey }), options), noneOpaque) as MessageReceipt,
+        wait: waiter(http, turnPath),
+      }
     },
   }
 }
