@@ -99,7 +99,11 @@ func newWorld(t *testing.T, d *db.DB) *world {
 		if err != nil {
 			t.Fatalf("get session: %v", err)
 		}
-		return map[string]string{"session_id": s.ID, "turn_id": receipt.TurnID, "computer_id": s.ComputerID, "deployment_id": dep.ID,
+		k, err := c.CreateCommand(ctx, s.ComputerID, api.CommandCreateRequest{Command: []string{"true"}})
+		if err != nil {
+			t.Fatalf("create command: %v", err)
+		}
+		return map[string]string{"session_id": s.ID, "turn_id": receipt.TurnID, "computer_id": s.ComputerID, "deployment_id": dep.ID, "command_id": k.CommandID,
 			"question_id": id.New(), "agent_id": agent, "template_id": "box", "digest": strings.Repeat("ab", 32)}
 	}
 	w.mine, w.foreign = each(w.Key, "mine"), each(w.OtherKey, "theirs")
@@ -119,6 +123,10 @@ var bodies = map[string]string{
 	"resumeSession":      `{"hold_id":"` + id.New() + `"}`,
 	"closeSession":       `{}`,
 	"cancelSession":      `{}`,
+	"createComputer":     `{"template":"box"}`,
+	"deleteComputer":     `{}`,
+	"createCommand":      `{"command":["true"]}`,
+	"cancelCommand":      `{}`,
 	"promoteDeployment":  `{}`,
 	"planBundleUpload":   `{}`,
 	"uploadBundleObject": `xyz`,
@@ -179,7 +187,7 @@ func TestSpec_01_07_ForeignIsLikeUnknown(t *testing.T) {
 	t.Parallel()
 	dbtest.Each(t, func(t *testing.T, d *db.DB) {
 		w := newWorld(t, d)
-		unknown := map[string]string{"session_id": id.New(), "turn_id": id.New(), "computer_id": id.New(), "deployment_id": id.New(),
+		unknown := map[string]string{"session_id": id.New(), "turn_id": id.New(), "computer_id": id.New(), "deployment_id": id.New(), "command_id": id.New(),
 			"question_id": id.New(), "agent_id": "nobody", "template_id": "nothing", "digest": strings.Repeat("cd", 32)}
 		for _, rt := range w.Routes() {
 			names := pathPart.FindAllStringSubmatch(rt.Path, -1)
@@ -232,7 +240,7 @@ func TestSpec_01_07_ForeignIsLikeUnknown(t *testing.T) {
 func TestSpec_01_01_MalformedIDsAreRefusedBeforeLookup(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, dbtest.New(t, db.SQLite))
-	codes := map[string]string{"computer_id": "invalid_computer_reference"}
+	codes := map[string]string{"computer_id": "invalid_computer_reference", "command_id": "invalid_command_reference"}
 	for _, rt := range w.Routes() {
 		for _, name := range pathPart.FindAllStringSubmatch(rt.Path, -1) {
 			for _, bad := range []string{"x%20y", "%ff", "a%2fb", "-", strings.ToUpper(w.mine["session_id"]) + "%00"} {
