@@ -4,19 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
-	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
-	"testing"
-	"time"
 
 	"helmr.dev/helmr/client/api"
-	"helmr.dev/helmr/internal/db"
-	"helmr.dev/helmr/internal/db/dbtest"
-	"helmr.dev/helmr/internal/id"
-	workerpb "helmr.dev/helmr/internal/worker/proto"
 )
 
 // verify compares every Session that is not over, and its new events, with the model.
