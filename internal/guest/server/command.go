@@ -12,9 +12,15 @@ import (
 	"helmr.dev/helmr/internal/guest/scope"
 )
 
-// maxUnackedOutput bounds the unacknowledged output of one stream of a Command in bytes; beyond it the guest stops
-// reading, so the program waits.
-const maxUnackedOutput = 1 << 20
+const (
+	// maxUnackedOutput bounds the unacknowledged output of one stream of a Command in bytes; beyond it the guest stops
+	// reading, so the program waits.
+	maxUnackedOutput = 1 << 20
+	// maxHeldOutput bounds that of all Commands together: beyond it each stream still gets one chunk at a time through.
+	maxHeldOutput = 16 << 20
+	// chunkCost is what a chunk counts beside its bytes, for programs that write a byte at a time.
+	chunkCost = 128
+)
 
 // command is one Command from outside. Server.mu guards it.
 type command struct {
@@ -41,14 +47,30 @@ type outputBuffer struct {
 	sent   int
 }
 
-func (b *outputBuffer) ack(through int64) {
+// ack drops chunks and tells how much of the guest's memory that frees.
+func (b *outputBuffer) ack(through int64) (freed int) {
 	for len(b.chunks) > 0 && b.first <= through {
-		b.bytes -= len(b.chunks[0])
+		freed += len(b.chunks[0]) + chunkCost
 		b.chunks[0] = nil
 		b.chunks = b.chunks[1:]
 		b.first++
 		b.sent = max(0, b.sent-1)
 	}
+	b.bytes -= freed
+	return freed
+}
+
+// keepLocked adds a chunk that the Worker is to get.
+func (s *Server) keepLocked(b *outputBuffer, data []byte) {
+	b.chunks = append(b.chunks, append([]byte(nil), data...))
+	b.bytes += len(data) + chunkCost
+	s.heldOutput += len(data) + chunkCost
+	s.wakeLocked()
+}
+
+// fullLocked tells whether a stream has to wait.
+func (s *Server) fullLocked(b *outputBuffer) bool {
+	return b.bytes >= maxUnackedOutput || (s.heldOutput >= maxHeldOutput && b.bytes > 0)
 }
 
 func (c *command) rewind() {
@@ -187,7 +209,7 @@ func (s *Server) drainOutput(c *command, streams []*os.File, ended <-chan struct
 			open--
 		case <-time.After(drainLogs):
 			s.mu.Lock()
-			waiting := c.streams[0].bytes >= maxUnackedOutput || c.streams[1].bytes >= maxUnackedOutput
+			waiting := s.fullLocked(&c.streams[0]) || s.fullLocked(&c.streams[1])
 			s.mu.Unlock()
 			if !waiting {
 				for _, f := range streams {
@@ -237,16 +259,14 @@ func (s *Server) readOutput(b *outputBuffer, file io.Reader) {
 	buf := make([]byte, proto.MaxChunk)
 	for {
 		s.mu.Lock()
-		for b.bytes >= maxUnackedOutput {
+		for s.fullLocked(b) {
 			s.room.Wait()
 		}
 		s.mu.Unlock()
 		n, err := file.Read(buf)
 		if n > 0 {
 			s.mu.Lock()
-			b.chunks = append(b.chunks, append([]byte(nil), buf[:n]...))
-			b.bytes += n
-			s.wakeLocked()
+			s.keepLocked(b, buf[:n])
 			s.mu.Unlock()
 		}
 		if err != nil {
@@ -268,6 +288,8 @@ func (s *Server) finishCommand(c *command, result scope.Result, fault error) {
 	case fault != nil:
 		e.End, e.Detail = proto.CommandEnd_COMMAND_END_FAULT, fault.Error()
 	case result.Failed != "":
+		// As from a shell, so that whoever looks at the output learns why.
+		s.keepLocked(&c.streams[1], []byte("helmr: cannot run "+short(result.Failed)+"\n"))
 		e.ExitCode, e.Detail = 126, result.Failed
 		if result.Errno == syscall.ENOENT {
 			e.ExitCode = 127
@@ -304,8 +326,7 @@ func (s *Server) ackCommand(r *proto.AckCommand) (proto.Status, string) {
 		return proto.Status_STATUS_UNKNOWN, ""
 	}
 	c.startedAcked = c.startedAcked || (r.GetStarted() && c.started)
-	c.streams[0].ack(r.GetStdoutThrough())
-	c.streams[1].ack(r.GetStderrThrough())
+	s.heldOutput -= c.streams[0].ack(r.GetStdoutThrough()) + c.streams[1].ack(r.GetStderrThrough())
 	c.exitedAcked = c.exitedAcked || (r.GetExited() && c.exited != nil)
 	s.room.Broadcast()
 	return proto.Status_STATUS_OK, ""

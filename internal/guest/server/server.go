@@ -61,6 +61,8 @@ type Server struct {
 	// epochs is the newest epoch started per Session, kept when its process is forgotten.
 	epochs   *memory[int64]
 	commands map[string]*command
+	// heldOutput counts the unacknowledged output of all Commands in bytes.
+	heldOutput int
 	// finished holds the ids of forgotten Commands.
 	finished *memory[struct{}]
 	// conn is the present connection, nil without one.
