@@ -1,6 +1,6 @@
 // Package binding is the rules of Secret bindings, as pure functions: what a binding may say, alone and together with the
 // others of its Computer. Bundles, requests and rooms share it; the SDK has the same rules, and both are held to the vectors
-// in testdata. It knows no Secret, no value and no network policy.
+// in testdata. It knows no Secret and no value.
 package binding
 
 import (
@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/egress/policy"
 	"helmr.dev/helmr/internal/id"
 )
 
@@ -152,11 +153,7 @@ func origins(field string, in []string) ([]string, error) {
 	return out, nil
 }
 
-var (
-	originForm = regexp.MustCompile(`^https://([^/:?#@]+)(?::([1-9][0-9]{0,4}))?/?$`)
-	label      = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-	digits     = regexp.MustCompile(`^[0-9]+$`)
-)
+var originForm = regexp.MustCompile(`^https://([^/:?#@]+)(?::([1-9][0-9]{0,4}))?/?$`)
 
 // origin gives the plain form of an origin: without :443 and without a final slash.
 func origin(s string) (string, bool) {
@@ -177,20 +174,10 @@ func origin(s string) (string, bool) {
 	return "https://" + m[1] + ":" + m[2], true
 }
 
-// host tells whether s is a lower-case DNS name of at least two labels that is no address and no name of this machine.
+// host tells whether s is a DNS name in normal form.
 func host(s string) bool {
-	labels := strings.Split(s, ".")
-	if len(s) > 253 || len(labels) < 2 || labels[len(labels)-1] == "localhost" || s == "localhost.localdomain" {
-		return false
-	}
-	named := false
-	for _, l := range labels {
-		if !label.MatchString(l) {
-			return false
-		}
-		named = named || !digits.MatchString(l)
-	}
-	return named
+	name, ok := policy.NormalizeName(s)
+	return ok && name == s
 }
 
 // together checks what bindings of one Computer must not do to each other.
@@ -229,6 +216,29 @@ func CheckImage(field string, bindings []api.SecretBinding, env []string) error 
 		for _, v := range env {
 			if set, _, _ := strings.Cut(v, "="); set == b.Env.Name {
 				return refuse(fmt.Sprintf("%s[%d].env.name", field, i), "is %q, which the image sets; choose another name, or take it out of the image", b.Env.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// CheckPolicy refuses protected bindings that cannot work under the network policy of their phase. Raw and file bindings
+// neither need nor widen it.
+func CheckPolicy(field string, bindings []api.SecretBinding, p policy.Policy) error {
+	for i, b := range bindings {
+		if b.Env == nil || b.Env.Mode != Protected {
+			continue
+		}
+		if p.BlockAll {
+			return refuse(fmt.Sprintf("%s[%d]", field, i), `is protected, but the network policy blocks all connections; allow its origins, or use mode "raw"`)
+		}
+		for _, o := range b.Env.AllowedOrigins {
+			name, port, _ := strings.Cut(strings.TrimPrefix(o, "https://"), ":")
+			switch at := fmt.Sprintf("%s[%d].env.allowedOrigins", field, i); {
+			case p.Allowlist() && port != "":
+				return refuse(at, "has %q, but with allowDomains only port 443 can be reached; drop the port", o)
+			case !p.PermitsName(name):
+				return refuse(at, "has %q, which no entry of allowDomains matches; add %q there", o, name)
 			}
 		}
 	}
