@@ -41,7 +41,7 @@ func (c *clock) advance(d time.Duration) {
 
 // world is the rooms on one database with one Worker, whose part the test plays through the Worker's own calls.
 type world struct {
-	t         *testing.T
+	t         testing.TB
 	d         *db.DB
 	clock     *clock
 	turns     *turn.Service
@@ -58,7 +58,7 @@ func each(t *testing.T, test func(w *world)) {
 	dbtest.Each(t, func(t *testing.T, d *db.DB) { test(setup(t, d)) })
 }
 
-func setup(t *testing.T, d *db.DB) *world {
+func setup(t testing.TB, d *db.DB) *world {
 	t.Helper()
 	c := &clock{t: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
 	w := &world{t: t, d: d, clock: c, turns: turn.NewService(d, c.now), sessions: session.NewService(d), computers: computer.NewService(d, c.now),
