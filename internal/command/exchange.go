@@ -70,6 +70,9 @@ func (x *exchange) run() error {
 			return err
 		}
 	}
+	if x.sent >= maxSend {
+		computer.SignalWorker(x.tx, x.c) // there may be more to give
+	}
 	// What the guest has beside these is over: it is ended if it lives, and forgotten.
 	for id, o := range seen {
 		action := workerpb.WantedCommand_ACTION_CANCEL

@@ -23,6 +23,9 @@ const (
 	maxBlock = 256 << 10
 )
 
+// startedDelay is how long the word that a program runs waits for company: the end of a short one makes it needless.
+const startedDelay = 25 * time.Millisecond
+
 // command is what this Worker knows of a Command in the guest, on the present connection. The computer's mu guards it.
 type command struct {
 	started, cancelled bool
@@ -63,7 +66,7 @@ func (h *handler) CommandStarted(commandID string) {
 		k.started = true
 	}
 	c.mu.Unlock()
-	c.wake()
+	time.AfterFunc(startedDelay, c.wake)
 }
 
 // CommandOutput keeps a chunk until the server has it. It blocks, and so holds the guest up, while too much waits.
@@ -107,7 +110,7 @@ func (h *handler) CommandExited(e guest.CommandExit) {
 func (c *computer) commandCallsLocked(resp *workerpb.ExchangeResponse, link *guest.Client) []call {
 	var calls []call
 	add := func(name, id string, do func(ctx context.Context) error) {
-		calls = append(calls, call{name: name + " of command " + id, do: func(ctx context.Context) error {
+		calls = append(calls, call{name: name + " of command " + id, quiet: true, do: func(ctx context.Context) error {
 			limited, cancel := context.WithTimeout(ctx, callTimeout)
 			defer cancel()
 			err := do(limited)
@@ -167,6 +170,7 @@ func (c *computer) runCommand(ctx context.Context, link *guest.Client, k *comman
 	if c.guest.commands[want.GetCommandId()] == k {
 		delete(c.guest.commands, want.GetCommandId())
 	}
+	c.wake() // so that the server hears that the guest has it not
 	return nil
 }
 

@@ -132,6 +132,11 @@ func (c *computer) remove() {
 
 // step runs one slow step at a time per name, and wakes the actor at its end.
 func (c *computer) step(ctx context.Context, name string, do func(ctx context.Context) error) {
+	c.runStep(ctx, name, do, true)
+}
+
+// runStep is step. wake tells whether the actor has to look again also after a success.
+func (c *computer) runStep(ctx context.Context, name string, do func(ctx context.Context) error, wake bool) {
 	c.mu.Lock()
 	if c.busy[name] {
 		c.mu.Unlock()
@@ -150,7 +155,9 @@ func (c *computer) step(ctx context.Context, name string, do func(ctx context.Co
 		c.mu.Lock()
 		delete(c.busy, name)
 		c.mu.Unlock()
-		c.wake()
+		if wake || err != nil {
+			c.wake()
+		}
 	}()
 }
 

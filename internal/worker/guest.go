@@ -203,7 +203,7 @@ func (c *computer) take(ctx context.Context, resp *workerpb.ExchangeResponse, ge
 		_ = link.Ack(acks) // without a connection they come again
 	}
 	for _, call := range calls {
-		c.step(ctx, call.name, call.do)
+		c.runStep(ctx, call.name, call.do, !call.quiet)
 	}
 }
 
@@ -211,6 +211,8 @@ func (c *computer) take(ctx context.Context, resp *workerpb.ExchangeResponse, ge
 type call struct {
 	name string
 	do   func(ctx context.Context) error
+	// quiet calls leave the server nothing to hear of when they succeed.
+	quiet bool
 }
 
 // callsLocked turns what is wanted into the requests that the guest has not had yet.

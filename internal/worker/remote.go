@@ -79,3 +79,7 @@ func (r *remote) PublishSave(ctx context.Context, req *workerpb.PublishSaveReque
 func (r *remote) StoreOutput(ctx context.Context, req *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error) {
 	return r.c.StoreOutput(ctx, req)
 }
+
+func (r *remote) ResolveSecrets(ctx context.Context, req *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error) {
+	return r.c.ResolveSecrets(ctx, req)
+}

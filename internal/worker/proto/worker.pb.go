@@ -1257,7 +1257,9 @@ type WantedProcess struct {
 	ProgramDigest string `protobuf:"bytes,4,opt,name=program_digest,json=programDigest,proto3" json:"program_digest,omitempty"`
 	StartLine     []byte `protobuf:"bytes,5,opt,name=start_line,json=startLine,proto3" json:"start_line,omitempty"`
 	// For STOP: the stop line of the process channel.
-	StopLine      []byte `protobuf:"bytes,6,opt,name=stop_line,json=stopLine,proto3" json:"stop_line,omitempty"`
+	StopLine []byte `protobuf:"bytes,6,opt,name=stop_line,json=stopLine,proto3" json:"stop_line,omitempty"`
+	// For START: Secrets are bound to the Computer; ask for them.
+	Secrets       bool `protobuf:"varint,7,opt,name=secrets,proto3" json:"secrets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1332,6 +1334,13 @@ func (x *WantedProcess) GetStopLine() []byte {
 		return x.StopLine
 	}
 	return nil
+}
+
+func (x *WantedProcess) GetSecrets() bool {
+	if x != nil {
+		return x.Secrets
+	}
+	return false
 }
 
 type Delivery struct {
@@ -1789,11 +1798,13 @@ type WantedCommand struct {
 	CommandId string                 `protobuf:"bytes,1,opt,name=command_id,json=commandId,proto3" json:"command_id,omitempty"`
 	Action    WantedCommand_Action   `protobuf:"varint,2,opt,name=action,proto3,enum=helmr.worker.v1.WantedCommand_Action" json:"action,omitempty"`
 	// For RUN. env are variables beyond those of the image, as NAME=value; an empty cwd is that of the image.
-	Argv          []string `protobuf:"bytes,3,rep,name=argv,proto3" json:"argv,omitempty"`
-	Env           []string `protobuf:"bytes,4,rep,name=env,proto3" json:"env,omitempty"`
-	Cwd           string   `protobuf:"bytes,5,opt,name=cwd,proto3" json:"cwd,omitempty"`
-	Stdin         []byte   `protobuf:"bytes,6,opt,name=stdin,proto3" json:"stdin,omitempty"`
-	TimeoutMs     int64    `protobuf:"varint,7,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	Argv      []string `protobuf:"bytes,3,rep,name=argv,proto3" json:"argv,omitempty"`
+	Env       []string `protobuf:"bytes,4,rep,name=env,proto3" json:"env,omitempty"`
+	Cwd       string   `protobuf:"bytes,5,opt,name=cwd,proto3" json:"cwd,omitempty"`
+	Stdin     []byte   `protobuf:"bytes,6,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	TimeoutMs int64    `protobuf:"varint,7,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	// Secrets are bound to the Computer; ask for them.
+	Secrets       bool `protobuf:"varint,8,opt,name=secrets,proto3" json:"secrets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1877,6 +1888,231 @@ func (x *WantedCommand) GetTimeoutMs() int64 {
 	return 0
 }
 
+func (x *WantedCommand) GetSecrets() bool {
+	if x != nil {
+		return x.Secrets
+	}
+	return false
+}
+
+type ResolveSecretsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	WorkerId      string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
+	ComputerId    string                 `protobuf:"bytes,2,opt,name=computer_id,json=computerId,proto3" json:"computer_id,omitempty"`
+	Epoch         int64                  `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveSecretsRequest) Reset() {
+	*x = ResolveSecretsRequest{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveSecretsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveSecretsRequest) ProtoMessage() {}
+
+func (x *ResolveSecretsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveSecretsRequest.ProtoReflect.Descriptor instead.
+func (*ResolveSecretsRequest) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ResolveSecretsRequest) GetWorkerId() string {
+	if x != nil {
+		return x.WorkerId
+	}
+	return ""
+}
+
+func (x *ResolveSecretsRequest) GetComputerId() string {
+	if x != nil {
+		return x.ComputerId
+	}
+	return ""
+}
+
+func (x *ResolveSecretsRequest) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type ResolveSecretsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Variables     []*SecretVariable      `protobuf:"bytes,1,rep,name=variables,proto3" json:"variables,omitempty"`
+	Files         []*SecretFile          `protobuf:"bytes,2,rep,name=files,proto3" json:"files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveSecretsResponse) Reset() {
+	*x = ResolveSecretsResponse{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveSecretsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveSecretsResponse) ProtoMessage() {}
+
+func (x *ResolveSecretsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveSecretsResponse.ProtoReflect.Descriptor instead.
+func (*ResolveSecretsResponse) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ResolveSecretsResponse) GetVariables() []*SecretVariable {
+	if x != nil {
+		return x.Variables
+	}
+	return nil
+}
+
+func (x *ResolveSecretsResponse) GetFiles() []*SecretFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+// SecretVariable is set in the environment, over the image's variables and under those of a Command.
+type SecretVariable struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value         []byte                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretVariable) Reset() {
+	*x = SecretVariable{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretVariable) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretVariable) ProtoMessage() {}
+
+func (x *SecretVariable) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretVariable.ProtoReflect.Descriptor instead.
+func (*SecretVariable) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *SecretVariable) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SecretVariable) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+// SecretFile is written before the process starts.
+type SecretFile struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Content       []byte                 `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretFile) Reset() {
+	*x = SecretFile{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretFile) ProtoMessage() {}
+
+func (x *SecretFile) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretFile.ProtoReflect.Descriptor instead.
+func (*SecretFile) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *SecretFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *SecretFile) GetContent() []byte {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
 type StoreOutputRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	WorkerId      string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
@@ -1889,7 +2125,7 @@ type StoreOutputRequest struct {
 
 func (x *StoreOutputRequest) Reset() {
 	*x = StoreOutputRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1901,7 +2137,7 @@ func (x *StoreOutputRequest) String() string {
 func (*StoreOutputRequest) ProtoMessage() {}
 
 func (x *StoreOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1914,7 +2150,7 @@ func (x *StoreOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreOutputRequest.ProtoReflect.Descriptor instead.
 func (*StoreOutputRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{24}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StoreOutputRequest) GetWorkerId() string {
@@ -1961,7 +2197,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1973,7 +2209,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1986,7 +2222,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{25}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Output) GetCommandId() string {
@@ -2033,7 +2269,7 @@ type StoreOutputResponse struct {
 
 func (x *StoreOutputResponse) Reset() {
 	*x = StoreOutputResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2045,7 +2281,7 @@ func (x *StoreOutputResponse) String() string {
 func (*StoreOutputResponse) ProtoMessage() {}
 
 func (x *StoreOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2058,7 +2294,7 @@ func (x *StoreOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreOutputResponse.ProtoReflect.Descriptor instead.
 func (*StoreOutputResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{26}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StoreOutputResponse) GetStored() []*StoredOutput {
@@ -2080,7 +2316,7 @@ type StoredOutput struct {
 
 func (x *StoredOutput) Reset() {
 	*x = StoredOutput{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2092,7 +2328,7 @@ func (x *StoredOutput) String() string {
 func (*StoredOutput) ProtoMessage() {}
 
 func (x *StoredOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2105,7 +2341,7 @@ func (x *StoredOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredOutput.ProtoReflect.Descriptor instead.
 func (*StoredOutput) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{27}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StoredOutput) GetCommandId() string {
@@ -2223,7 +2459,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x04acks\x18\x03 \x03(\v2\x14.helmr.worker.v1.AckR\x04acks\"5\n" +
 	"\x03Ack\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x03R\bsequence\x12\x12\n" +
-	"\x04line\x18\x02 \x01(\fR\x04line\"\xb7\x02\n" +
+	"\x04line\x18\x02 \x01(\fR\x04line\"\xd1\x02\n" +
 	"\rWantedProcess\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
@@ -2232,7 +2468,8 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x0eprogram_digest\x18\x04 \x01(\tR\rprogramDigest\x12\x1d\n" +
 	"\n" +
 	"start_line\x18\x05 \x01(\fR\tstartLine\x12\x1b\n" +
-	"\tstop_line\x18\x06 \x01(\fR\bstopLine\"O\n" +
+	"\tstop_line\x18\x06 \x01(\fR\bstopLine\x12\x18\n" +
+	"\asecrets\x18\a \x01(\bR\asecrets\"O\n" +
 	"\x06Action\x12\x10\n" +
 	"\fACTION_START\x10\x00\x12\x0f\n" +
 	"\vACTION_STOP\x10\x01\x12\x0f\n" +
@@ -2279,7 +2516,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"END_EXITED\x10\x00\x12\x11\n" +
 	"\rEND_CANCELLED\x10\x01\x12\x11\n" +
 	"\rEND_TIMED_OUT\x10\x02\x12\r\n" +
-	"\tEND_FAULT\x10\x03\"\x9a\x02\n" +
+	"\tEND_FAULT\x10\x03\"\xb4\x02\n" +
 	"\rWantedCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12=\n" +
@@ -2289,12 +2526,28 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x03cwd\x18\x05 \x01(\tR\x03cwd\x12\x14\n" +
 	"\x05stdin\x18\x06 \x01(\fR\x05stdin\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\a \x01(\x03R\ttimeoutMs\">\n" +
+	"timeout_ms\x18\a \x01(\x03R\ttimeoutMs\x12\x18\n" +
+	"\asecrets\x18\b \x01(\bR\asecrets\">\n" +
 	"\x06Action\x12\x0e\n" +
 	"\n" +
 	"ACTION_RUN\x10\x00\x12\x11\n" +
 	"\rACTION_CANCEL\x10\x01\x12\x11\n" +
-	"\rACTION_FORGET\x10\x02\"\x99\x01\n" +
+	"\rACTION_FORGET\x10\x02\"k\n" +
+	"\x15ResolveSecretsRequest\x12\x1b\n" +
+	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
+	"\vcomputer_id\x18\x02 \x01(\tR\n" +
+	"computerId\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x03R\x05epoch\"\x8a\x01\n" +
+	"\x16ResolveSecretsResponse\x12=\n" +
+	"\tvariables\x18\x01 \x03(\v2\x1f.helmr.worker.v1.SecretVariableR\tvariables\x121\n" +
+	"\x05files\x18\x02 \x03(\v2\x1b.helmr.worker.v1.SecretFileR\x05files\":\n" +
+	"\x0eSecretVariable\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\":\n" +
+	"\n" +
+	"SecretFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x18\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\x99\x01\n" +
 	"\x12StoreOutputRequest\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
 	"\vcomputer_id\x18\x02 \x01(\tR\n" +
@@ -2322,13 +2575,14 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x12PHASE_START_FAILED\x10\x03\x12\x0e\n" +
 	"\n" +
 	"PHASE_LOST\x10\x04\x12\x11\n" +
-	"\rPHASE_STOPPED\x10\x052\x81\x04\n" +
+	"\rPHASE_STOPPED\x10\x052\xe4\x04\n" +
 	"\rWorkerService\x12O\n" +
 	"\bRegister\x12 .helmr.worker.v1.RegisterRequest\x1a!.helmr.worker.v1.RegisterResponse\x12R\n" +
 	"\tHeartbeat\x12!.helmr.worker.v1.HeartbeatRequest\x1a\".helmr.worker.v1.HeartbeatResponse\x12F\n" +
 	"\x05Watch\x12\x1d.helmr.worker.v1.WatchRequest\x1a\x1e.helmr.worker.v1.WatchResponse\x12O\n" +
 	"\bExchange\x12 .helmr.worker.v1.ExchangeRequest\x1a!.helmr.worker.v1.ExchangeResponse\x12X\n" +
-	"\vPublishSave\x12#.helmr.worker.v1.PublishSaveRequest\x1a$.helmr.worker.v1.PublishSaveResponse\x12X\n" +
+	"\vPublishSave\x12#.helmr.worker.v1.PublishSaveRequest\x1a$.helmr.worker.v1.PublishSaveResponse\x12a\n" +
+	"\x0eResolveSecrets\x12&.helmr.worker.v1.ResolveSecretsRequest\x1a'.helmr.worker.v1.ResolveSecretsResponse\x12X\n" +
 	"\vStoreOutput\x12#.helmr.worker.v1.StoreOutputRequest\x1a$.helmr.worker.v1.StoreOutputResponseB0Z.helmr.dev/helmr/internal/worker/proto;workerpbb\x06proto3"
 
 var (
@@ -2344,40 +2598,44 @@ func file_internal_worker_proto_worker_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_worker_proto_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_internal_worker_proto_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_internal_worker_proto_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_internal_worker_proto_worker_proto_goTypes = []any{
-	(Phase)(0),                  // 0: helmr.worker.v1.Phase
-	(WantedProcess_Action)(0),   // 1: helmr.worker.v1.WantedProcess.Action
-	(CommandExit_End)(0),        // 2: helmr.worker.v1.CommandExit.End
-	(WantedCommand_Action)(0),   // 3: helmr.worker.v1.WantedCommand.Action
-	(*RegisterRequest)(nil),     // 4: helmr.worker.v1.RegisterRequest
-	(*RegisterResponse)(nil),    // 5: helmr.worker.v1.RegisterResponse
-	(*HeartbeatRequest)(nil),    // 6: helmr.worker.v1.HeartbeatRequest
-	(*HeartbeatResponse)(nil),   // 7: helmr.worker.v1.HeartbeatResponse
-	(*Lease)(nil),               // 8: helmr.worker.v1.Lease
-	(*WatchRequest)(nil),        // 9: helmr.worker.v1.WatchRequest
-	(*WatchResponse)(nil),       // 10: helmr.worker.v1.WatchResponse
-	(*ExchangeRequest)(nil),     // 11: helmr.worker.v1.ExchangeRequest
-	(*ObservedProcess)(nil),     // 12: helmr.worker.v1.ObservedProcess
-	(*ProcessOperations)(nil),   // 13: helmr.worker.v1.ProcessOperations
-	(*Operation)(nil),           // 14: helmr.worker.v1.Operation
-	(*ExchangeResponse)(nil),    // 15: helmr.worker.v1.ExchangeResponse
-	(*ComputerSpec)(nil),        // 16: helmr.worker.v1.ComputerSpec
-	(*ProcessAcks)(nil),         // 17: helmr.worker.v1.ProcessAcks
-	(*Ack)(nil),                 // 18: helmr.worker.v1.Ack
-	(*WantedProcess)(nil),       // 19: helmr.worker.v1.WantedProcess
-	(*Delivery)(nil),            // 20: helmr.worker.v1.Delivery
-	(*Control)(nil),             // 21: helmr.worker.v1.Control
-	(*SaveOrder)(nil),           // 22: helmr.worker.v1.SaveOrder
-	(*PublishSaveRequest)(nil),  // 23: helmr.worker.v1.PublishSaveRequest
-	(*PublishSaveResponse)(nil), // 24: helmr.worker.v1.PublishSaveResponse
-	(*ObservedCommand)(nil),     // 25: helmr.worker.v1.ObservedCommand
-	(*CommandExit)(nil),         // 26: helmr.worker.v1.CommandExit
-	(*WantedCommand)(nil),       // 27: helmr.worker.v1.WantedCommand
-	(*StoreOutputRequest)(nil),  // 28: helmr.worker.v1.StoreOutputRequest
-	(*Output)(nil),              // 29: helmr.worker.v1.Output
-	(*StoreOutputResponse)(nil), // 30: helmr.worker.v1.StoreOutputResponse
-	(*StoredOutput)(nil),        // 31: helmr.worker.v1.StoredOutput
+	(Phase)(0),                     // 0: helmr.worker.v1.Phase
+	(WantedProcess_Action)(0),      // 1: helmr.worker.v1.WantedProcess.Action
+	(CommandExit_End)(0),           // 2: helmr.worker.v1.CommandExit.End
+	(WantedCommand_Action)(0),      // 3: helmr.worker.v1.WantedCommand.Action
+	(*RegisterRequest)(nil),        // 4: helmr.worker.v1.RegisterRequest
+	(*RegisterResponse)(nil),       // 5: helmr.worker.v1.RegisterResponse
+	(*HeartbeatRequest)(nil),       // 6: helmr.worker.v1.HeartbeatRequest
+	(*HeartbeatResponse)(nil),      // 7: helmr.worker.v1.HeartbeatResponse
+	(*Lease)(nil),                  // 8: helmr.worker.v1.Lease
+	(*WatchRequest)(nil),           // 9: helmr.worker.v1.WatchRequest
+	(*WatchResponse)(nil),          // 10: helmr.worker.v1.WatchResponse
+	(*ExchangeRequest)(nil),        // 11: helmr.worker.v1.ExchangeRequest
+	(*ObservedProcess)(nil),        // 12: helmr.worker.v1.ObservedProcess
+	(*ProcessOperations)(nil),      // 13: helmr.worker.v1.ProcessOperations
+	(*Operation)(nil),              // 14: helmr.worker.v1.Operation
+	(*ExchangeResponse)(nil),       // 15: helmr.worker.v1.ExchangeResponse
+	(*ComputerSpec)(nil),           // 16: helmr.worker.v1.ComputerSpec
+	(*ProcessAcks)(nil),            // 17: helmr.worker.v1.ProcessAcks
+	(*Ack)(nil),                    // 18: helmr.worker.v1.Ack
+	(*WantedProcess)(nil),          // 19: helmr.worker.v1.WantedProcess
+	(*Delivery)(nil),               // 20: helmr.worker.v1.Delivery
+	(*Control)(nil),                // 21: helmr.worker.v1.Control
+	(*SaveOrder)(nil),              // 22: helmr.worker.v1.SaveOrder
+	(*PublishSaveRequest)(nil),     // 23: helmr.worker.v1.PublishSaveRequest
+	(*PublishSaveResponse)(nil),    // 24: helmr.worker.v1.PublishSaveResponse
+	(*ObservedCommand)(nil),        // 25: helmr.worker.v1.ObservedCommand
+	(*CommandExit)(nil),            // 26: helmr.worker.v1.CommandExit
+	(*WantedCommand)(nil),          // 27: helmr.worker.v1.WantedCommand
+	(*ResolveSecretsRequest)(nil),  // 28: helmr.worker.v1.ResolveSecretsRequest
+	(*ResolveSecretsResponse)(nil), // 29: helmr.worker.v1.ResolveSecretsResponse
+	(*SecretVariable)(nil),         // 30: helmr.worker.v1.SecretVariable
+	(*SecretFile)(nil),             // 31: helmr.worker.v1.SecretFile
+	(*StoreOutputRequest)(nil),     // 32: helmr.worker.v1.StoreOutputRequest
+	(*Output)(nil),                 // 33: helmr.worker.v1.Output
+	(*StoreOutputResponse)(nil),    // 34: helmr.worker.v1.StoreOutputResponse
+	(*StoredOutput)(nil),           // 35: helmr.worker.v1.StoredOutput
 }
 var file_internal_worker_proto_worker_proto_depIdxs = []int32{
 	8,  // 0: helmr.worker.v1.HeartbeatResponse.leases:type_name -> helmr.worker.v1.Lease
@@ -2398,25 +2656,29 @@ var file_internal_worker_proto_worker_proto_depIdxs = []int32{
 	26, // 15: helmr.worker.v1.ObservedCommand.exit:type_name -> helmr.worker.v1.CommandExit
 	2,  // 16: helmr.worker.v1.CommandExit.end:type_name -> helmr.worker.v1.CommandExit.End
 	3,  // 17: helmr.worker.v1.WantedCommand.action:type_name -> helmr.worker.v1.WantedCommand.Action
-	29, // 18: helmr.worker.v1.StoreOutputRequest.output:type_name -> helmr.worker.v1.Output
-	31, // 19: helmr.worker.v1.StoreOutputResponse.stored:type_name -> helmr.worker.v1.StoredOutput
-	4,  // 20: helmr.worker.v1.WorkerService.Register:input_type -> helmr.worker.v1.RegisterRequest
-	6,  // 21: helmr.worker.v1.WorkerService.Heartbeat:input_type -> helmr.worker.v1.HeartbeatRequest
-	9,  // 22: helmr.worker.v1.WorkerService.Watch:input_type -> helmr.worker.v1.WatchRequest
-	11, // 23: helmr.worker.v1.WorkerService.Exchange:input_type -> helmr.worker.v1.ExchangeRequest
-	23, // 24: helmr.worker.v1.WorkerService.PublishSave:input_type -> helmr.worker.v1.PublishSaveRequest
-	28, // 25: helmr.worker.v1.WorkerService.StoreOutput:input_type -> helmr.worker.v1.StoreOutputRequest
-	5,  // 26: helmr.worker.v1.WorkerService.Register:output_type -> helmr.worker.v1.RegisterResponse
-	7,  // 27: helmr.worker.v1.WorkerService.Heartbeat:output_type -> helmr.worker.v1.HeartbeatResponse
-	10, // 28: helmr.worker.v1.WorkerService.Watch:output_type -> helmr.worker.v1.WatchResponse
-	15, // 29: helmr.worker.v1.WorkerService.Exchange:output_type -> helmr.worker.v1.ExchangeResponse
-	24, // 30: helmr.worker.v1.WorkerService.PublishSave:output_type -> helmr.worker.v1.PublishSaveResponse
-	30, // 31: helmr.worker.v1.WorkerService.StoreOutput:output_type -> helmr.worker.v1.StoreOutputResponse
-	26, // [26:32] is the sub-list for method output_type
-	20, // [20:26] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	30, // 18: helmr.worker.v1.ResolveSecretsResponse.variables:type_name -> helmr.worker.v1.SecretVariable
+	31, // 19: helmr.worker.v1.ResolveSecretsResponse.files:type_name -> helmr.worker.v1.SecretFile
+	33, // 20: helmr.worker.v1.StoreOutputRequest.output:type_name -> helmr.worker.v1.Output
+	35, // 21: helmr.worker.v1.StoreOutputResponse.stored:type_name -> helmr.worker.v1.StoredOutput
+	4,  // 22: helmr.worker.v1.WorkerService.Register:input_type -> helmr.worker.v1.RegisterRequest
+	6,  // 23: helmr.worker.v1.WorkerService.Heartbeat:input_type -> helmr.worker.v1.HeartbeatRequest
+	9,  // 24: helmr.worker.v1.WorkerService.Watch:input_type -> helmr.worker.v1.WatchRequest
+	11, // 25: helmr.worker.v1.WorkerService.Exchange:input_type -> helmr.worker.v1.ExchangeRequest
+	23, // 26: helmr.worker.v1.WorkerService.PublishSave:input_type -> helmr.worker.v1.PublishSaveRequest
+	28, // 27: helmr.worker.v1.WorkerService.ResolveSecrets:input_type -> helmr.worker.v1.ResolveSecretsRequest
+	32, // 28: helmr.worker.v1.WorkerService.StoreOutput:input_type -> helmr.worker.v1.StoreOutputRequest
+	5,  // 29: helmr.worker.v1.WorkerService.Register:output_type -> helmr.worker.v1.RegisterResponse
+	7,  // 30: helmr.worker.v1.WorkerService.Heartbeat:output_type -> helmr.worker.v1.HeartbeatResponse
+	10, // 31: helmr.worker.v1.WorkerService.Watch:output_type -> helmr.worker.v1.WatchResponse
+	15, // 32: helmr.worker.v1.WorkerService.Exchange:output_type -> helmr.worker.v1.ExchangeResponse
+	24, // 33: helmr.worker.v1.WorkerService.PublishSave:output_type -> helmr.worker.v1.PublishSaveResponse
+	29, // 34: helmr.worker.v1.WorkerService.ResolveSecrets:output_type -> helmr.worker.v1.ResolveSecretsResponse
+	34, // 35: helmr.worker.v1.WorkerService.StoreOutput:output_type -> helmr.worker.v1.StoreOutputResponse
+	29, // [29:36] is the sub-list for method output_type
+	22, // [22:29] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_internal_worker_proto_worker_proto_init() }
@@ -2430,7 +2692,7 @@ func file_internal_worker_proto_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_worker_proto_worker_proto_rawDesc), len(file_internal_worker_proto_worker_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   28,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -47,6 +47,9 @@ const (
 	// WorkerServicePublishSaveProcedure is the fully-qualified name of the WorkerService's PublishSave
 	// RPC.
 	WorkerServicePublishSaveProcedure = "/helmr.worker.v1.WorkerService/PublishSave"
+	// WorkerServiceResolveSecretsProcedure is the fully-qualified name of the WorkerService's
+	// ResolveSecrets RPC.
+	WorkerServiceResolveSecretsProcedure = "/helmr.worker.v1.WorkerService/ResolveSecrets"
 	// WorkerServiceStoreOutputProcedure is the fully-qualified name of the WorkerService's StoreOutput
 	// RPC.
 	WorkerServiceStoreOutputProcedure = "/helmr.worker.v1.WorkerService/StoreOutput"
@@ -64,6 +67,9 @@ type WorkerServiceClient interface {
 	Exchange(context.Context, *proto.ExchangeRequest) (*proto.ExchangeResponse, error)
 	// PublishSave records that all bytes of a Save are in blob storage.
 	PublishSave(context.Context, *proto.PublishSaveRequest) (*proto.PublishSaveResponse, error)
+	// ResolveSecrets gives the values that a process of a Computer is started with. The Worker asks just before each start and
+	// keeps none of them.
+	ResolveSecrets(context.Context, *proto.ResolveSecretsRequest) (*proto.ResolveSecretsResponse, error)
 	// StoreOutput brings output of Commands on one Computer and tells how much of it is durable.
 	StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error)
 }
@@ -109,6 +115,12 @@ func NewWorkerServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(workerServiceMethods.ByName("PublishSave")),
 			connect.WithClientOptions(opts...),
 		),
+		resolveSecrets: connect.NewClient[proto.ResolveSecretsRequest, proto.ResolveSecretsResponse](
+			httpClient,
+			baseURL+WorkerServiceResolveSecretsProcedure,
+			connect.WithSchema(workerServiceMethods.ByName("ResolveSecrets")),
+			connect.WithClientOptions(opts...),
+		),
 		storeOutput: connect.NewClient[proto.StoreOutputRequest, proto.StoreOutputResponse](
 			httpClient,
 			baseURL+WorkerServiceStoreOutputProcedure,
@@ -120,12 +132,13 @@ func NewWorkerServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 
 // workerServiceClient implements WorkerServiceClient.
 type workerServiceClient struct {
-	register    *connect.Client[proto.RegisterRequest, proto.RegisterResponse]
-	heartbeat   *connect.Client[proto.HeartbeatRequest, proto.HeartbeatResponse]
-	watch       *connect.Client[proto.WatchRequest, proto.WatchResponse]
-	exchange    *connect.Client[proto.ExchangeRequest, proto.ExchangeResponse]
-	publishSave *connect.Client[proto.PublishSaveRequest, proto.PublishSaveResponse]
-	storeOutput *connect.Client[proto.StoreOutputRequest, proto.StoreOutputResponse]
+	register       *connect.Client[proto.RegisterRequest, proto.RegisterResponse]
+	heartbeat      *connect.Client[proto.HeartbeatRequest, proto.HeartbeatResponse]
+	watch          *connect.Client[proto.WatchRequest, proto.WatchResponse]
+	exchange       *connect.Client[proto.ExchangeRequest, proto.ExchangeResponse]
+	publishSave    *connect.Client[proto.PublishSaveRequest, proto.PublishSaveResponse]
+	resolveSecrets *connect.Client[proto.ResolveSecretsRequest, proto.ResolveSecretsResponse]
+	storeOutput    *connect.Client[proto.StoreOutputRequest, proto.StoreOutputResponse]
 }
 
 // Register calls helmr.worker.v1.WorkerService.Register.
@@ -173,6 +186,15 @@ func (c *workerServiceClient) PublishSave(ctx context.Context, req *proto.Publis
 	return nil, err
 }
 
+// ResolveSecrets calls helmr.worker.v1.WorkerService.ResolveSecrets.
+func (c *workerServiceClient) ResolveSecrets(ctx context.Context, req *proto.ResolveSecretsRequest) (*proto.ResolveSecretsResponse, error) {
+	response, err := c.resolveSecrets.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // StoreOutput calls helmr.worker.v1.WorkerService.StoreOutput.
 func (c *workerServiceClient) StoreOutput(ctx context.Context, req *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error) {
 	response, err := c.storeOutput.CallUnary(ctx, connect.NewRequest(req))
@@ -194,6 +216,9 @@ type WorkerServiceHandler interface {
 	Exchange(context.Context, *proto.ExchangeRequest) (*proto.ExchangeResponse, error)
 	// PublishSave records that all bytes of a Save are in blob storage.
 	PublishSave(context.Context, *proto.PublishSaveRequest) (*proto.PublishSaveResponse, error)
+	// ResolveSecrets gives the values that a process of a Computer is started with. The Worker asks just before each start and
+	// keeps none of them.
+	ResolveSecrets(context.Context, *proto.ResolveSecretsRequest) (*proto.ResolveSecretsResponse, error)
 	// StoreOutput brings output of Commands on one Computer and tells how much of it is durable.
 	StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error)
 }
@@ -235,6 +260,12 @@ func NewWorkerServiceHandler(svc WorkerServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(workerServiceMethods.ByName("PublishSave")),
 		connect.WithHandlerOptions(opts...),
 	)
+	workerServiceResolveSecretsHandler := connect.NewUnaryHandlerSimple(
+		WorkerServiceResolveSecretsProcedure,
+		svc.ResolveSecrets,
+		connect.WithSchema(workerServiceMethods.ByName("ResolveSecrets")),
+		connect.WithHandlerOptions(opts...),
+	)
 	workerServiceStoreOutputHandler := connect.NewUnaryHandlerSimple(
 		WorkerServiceStoreOutputProcedure,
 		svc.StoreOutput,
@@ -253,6 +284,8 @@ func NewWorkerServiceHandler(svc WorkerServiceHandler, opts ...connect.HandlerOp
 			workerServiceExchangeHandler.ServeHTTP(w, r)
 		case WorkerServicePublishSaveProcedure:
 			workerServicePublishSaveHandler.ServeHTTP(w, r)
+		case WorkerServiceResolveSecretsProcedure:
+			workerServiceResolveSecretsHandler.ServeHTTP(w, r)
 		case WorkerServiceStoreOutputProcedure:
 			workerServiceStoreOutputHandler.ServeHTTP(w, r)
 		default:
@@ -282,6 +315,10 @@ func (UnimplementedWorkerServiceHandler) Exchange(context.Context, *proto.Exchan
 
 func (UnimplementedWorkerServiceHandler) PublishSave(context.Context, *proto.PublishSaveRequest) (*proto.PublishSaveResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("helmr.worker.v1.WorkerService.PublishSave is not implemented"))
+}
+
+func (UnimplementedWorkerServiceHandler) ResolveSecrets(context.Context, *proto.ResolveSecretsRequest) (*proto.ResolveSecretsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("helmr.worker.v1.WorkerService.ResolveSecrets is not implemented"))
 }
 
 func (UnimplementedWorkerServiceHandler) StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error) {
