@@ -260,3 +260,60 @@ test("Spec_05_13 wait with a timeout, and with a signal", async (t) => {
   await assert.rejects(waiting, /enough/)
   await assert.rejects(turns.ref("t").wait({ timeout: "soon" as never }), TypeError)
 })
+
+test("Spec_07_20 Spec_08_17 Computers and Commands", async (t) => {
+  const outcome = { command_id: "m", terminal_at: "now", kind: "exited", exit_code: 3 }
+  const { client, seen } = await setup(t, ({ url, method }, response, count) => {
+    if (method === "POST" && url === "/v1/computers") return json(response, { computer_id: "c" }, 201)
+    if (method === "POST" && url.endsWith("/commands")) return json(response, { command_id: "m" }, 202)
+    if (url.endsWith("/cancel")) return json(response, { id: "r", target_id: "m", status: "accepted" })
+    if (method === "DELETE") return json(response, { computer_id: "c" }, 202)
+    if (url.startsWith("/v1/computers/c/")) return json(response, { [url.split(/[/?]/)[4]!]: [{ id: "u", usage_state: "waiting", created_at: "now" }] })
+    if (url.includes("/logs")) return json(response, { output_state: "open", next_cursor: "2", logs: [
+      { cursor: "1", kind: "output", stream: "stdout", content_base64: "AP8=", observed_at: "now" }, { cursor: "2", kind: "gap", stream: "stderr", from_sequence: "3", through_sequence: "5" }] })
+    return json(response, { id: "m", computer_id: "c", status: count < 10 ? "running" : "exited", process_reconciled: false, created_at: "now", ...(url.includes("wait=") && count % 2 ? { outcome } : {}) })
+  })
+  const computer = await client.computers.create({ template: "t", key: "k", idempotencyKey: "i" })
+  const command = await computer.exec({ command: ["a", "b"], cwd: "/x", env: { A: "1" }, stdin: new Uint8Array([0, 255]), timeout: 1500.5, idempotencyKey: "j" })
+  assert.deepEqual([computer.id, command.id], ["c", "m"])
+  assert.deepEqual((await computer.sessions.list()).sessions, [{ id: "u", usageState: "waiting", createdAt: "now" }])
+  assert.deepEqual((await computer.commands.list({ limit: 1 })).items, [{ id: "u", usageState: "waiting", createdAt: "now" }])
+  assert.deepEqual(await command.cancel(), { id: "r", targetId: "m", status: "accepted" })
+  assert.deepEqual(await computer.delete({ idempotencyKey: "d" }), { computerId: "c" })
+  assert.deepEqual(await command.logs.list({ cursor: "0", limit: 2 }), { outputState: "open", nextCursor: "2", logs: [
+    { cursor: "1", kind: "output", stream: "stdout", content: new Uint8Array([0, 255]), observedAt: "now" }, { cursor: "2", kind: "gap", stream: "stderr", fromSequence: "3", throughSequence: "5" }] })
+  assert.equal((await client.commands.ref("m").get()).processReconciled, false)
+  const settled = { commandId: "m", terminalAt: "now", kind: "exited", exitCode: 3 }
+  assert.deepEqual(await command.wait(), settled)
+  assert.deepEqual(await command.wait({ timeout: "1m" }), { status: "settled", outcome: settled })
+  assert.deepEqual(seen.slice(0, 7).map(({ method, url, body }) => `${method} ${url}${body === undefined ? "" : ` ${JSON.stringify(body)}`}`), [
+    'POST /v1/computers {"template":"t","key":"k","idempotency_key":"i"}',
+    'POST /v1/computers/c/commands {"command":["a","b"],"cwd":"/x","env":{"A":"1"},"idempotency_key":"j","stdin_base64":"AP8=","timeout":"1501ms"}',
+    "GET /v1/computers/c/sessions", "GET /v1/computers/c/commands?limit=1", "POST /v1/commands/m/cancel {}", 'DELETE /v1/computers/c {"idempotency_key":"d"}',
+    "GET /v1/commands/m/logs?cursor=0&limit=2",
+  ])
+})
+
+test("Spec_08_20 a log stream goes on where it broke, and ends with the output or its loss", async (t) => {
+  const { client, seen } = await setup(t, ({ url }, response, count) => {
+    response.writeHead(200, { "Content-Type": "text/event-stream" })
+    const send = (cursor: number, text: string): void => void response.write(`id: ${cursor}\nevent: output\ndata: ${JSON.stringify({ cursor: String(cursor), kind: "output", stream: "stdout", content_base64: btoa(text), observed_at: "now" })}\n\n`)
+    if (url.includes("/lost/")) {
+      send(1, "half")
+      response.end(`event: error\ndata: ${JSON.stringify({ code: "command_output_unavailable", message: "gone", status: 409, request_id: "q" })}\n\n`)
+    } else if (count === 1) {
+      send(1, "a")
+      response.write(": heartbeat\n\n", () => response.destroy())
+    } else {
+      send(2, "b".repeat(300_000))
+      response.end("event: end\ndata: {}\n\n")
+    }
+  })
+  let text = ""
+  for await (const entry of client.commands.ref("m").logs.stream()) if (entry.kind === "output") text += Buffer.from(entry.content).toString()
+  assert.equal(text, "a" + "b".repeat(300_000))
+  assert.deepEqual(seen.map(({ url }) => url), ["/v1/commands/m/logs/stream", "/v1/commands/m/logs/stream?after=1"])
+  await assert.rejects(async () => {
+    for await (const entry of client.commands.ref("lost").logs.stream()) assert.equal(entry.cursor, "1")
+  }, { name: "HelmrError", status: 409, code: "command_output_unavailable", requestId: "q" })
+})

@@ -1,4 +1,5 @@
 import { agents, type Agents } from "./agents.js"
+import { commands, type Commands } from "./commands.js"
 import { computers, type Computers } from "./computers.js"
 import { deployments, type Deployments } from "./deployments.js"
 import { Http } from "./http.js"
@@ -18,6 +19,7 @@ export class HelmrClient {
   readonly agents: Agents
   readonly templates: Templates
   readonly computers: Computers
+  readonly commands: Commands
   readonly deployments: Deployments
 
   /** Throws TypeError when the API key or the address is missing or malformed. */
@@ -31,6 +33,7 @@ export class HelmrClient {
     this.agents = agents(http)
     this.templates = templates(http)
     this.computers = computers(http)
+    this.commands = commands(http)
     this.deployments = deployments(http)
   }
 }

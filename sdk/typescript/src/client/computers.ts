@@ -1,7 +1,8 @@
 import type { SecretBinding } from "../secrets.js"
+import { exec, type CommandRef, type ComputerCommandRequest } from "./commands.js"
 import { segment, type Http, type RequestOptions } from "./http.js"
 import { pages, type CursorPage, type PagePromise, type PageQuery } from "./page.js"
-import { fromWire, noneOpaque } from "./wire.js"
+import { fromWire, given, noneOpaque } from "./wire.js"
 
 export interface ComputerListItem {
   readonly id: string
@@ -34,13 +35,48 @@ export interface ComputerPage extends CursorPage<ComputerListItem> {
   readonly computers: readonly ComputerListItem[]
 }
 
+export interface ComputerCreateRequest {
+  /** Declared ID of a Template in the current Deployment. */
+  readonly template: string
+  /** Finds the Computer again; a taken key is refused with `computer_key_conflict`. */
+  readonly key?: string
+  /** Bindings beyond those of the Template, for the life of the Computer. */
+  readonly secrets?: readonly SecretBinding[]
+  readonly idempotencyKey?: string
+}
+
+/** A Session or Command that occupies a Computer now: neither its history nor its status. */
+export interface ComputerUsage {
+  readonly id: string
+  readonly usageState: "admitted" | "running" | "waiting" | "parked" | "draining" | "unreconciled"
+  readonly createdAt: string
+}
+
+export interface ComputerSessionPage extends CursorPage<ComputerUsage> {
+  readonly sessions: readonly ComputerUsage[]
+}
+
+export interface ComputerCommandPage extends CursorPage<ComputerUsage> {
+  readonly commands: readonly ComputerUsage[]
+}
+
 /** A Computer by its ID; making one asks nothing of the server. */
 export interface ComputerRef {
   readonly id: string
+  /** Sessions that occupy the Computer now. */
+  readonly sessions: { list(query?: PageQuery, options?: RequestOptions): PagePromise<ComputerSessionPage> }
+  /** Commands that occupy the Computer now. */
+  readonly commands: { list(query?: PageQuery, options?: RequestOptions): PagePromise<ComputerCommandPage> }
   get(options?: RequestOptions): Promise<Computer>
+  /** Runs a program on the Computer, starting it if it must. Gives the Command once it is admitted, which is before it runs. */
+  exec(request: ComputerCommandRequest, options?: RequestOptions): Promise<CommandRef>
+  /** Deletes the Computer with its disk; refused with `computer_busy` while it is in use. */
+  delete(request?: { readonly idempotencyKey?: string }, options?: RequestOptions): Promise<{ readonly computerId: string }>
 }
 
 export interface Computers {
+  /** Makes a Computer from a Template of the current Deployment. */
+  create(request: ComputerCreateRequest, options?: RequestOptions): Promise<ComputerRef>
   get(id: string, options?: RequestOptions): Promise<Computer>
   list(query?: ComputerListQuery, options?: RequestOptions): PagePromise<ComputerPage>
   ref(id: string): ComputerRef
@@ -49,15 +85,34 @@ export interface Computers {
 export function computers(http: Http): Computers {
   const get = async (id: string, options?: RequestOptions): Promise<Computer> =>
     fromWire(await http.get(`/v1/computers/${segment(id)}`, {}, options), noneOpaque) as Computer
+  const ref = (id: string): ComputerRef => {
+    const path = `/v1/computers/${segment(id)}`
+    const usage = <P extends CursorPage<ComputerUsage>>(name: "sessions" | "commands") => ({
+      list: ({ cursor, limit }: PageQuery = {}, options?: RequestOptions) => pages(async (at) => {
+        const page = fromWire(await http.get(`${path}/${name}`, { cursor: at, limit }, options), noneOpaque) as Record<typeof name, ComputerUsage[]>
+        return { ...page, items: page[name] } as unknown as P
+      }, cursor),
+    })
+    return {
+      id,
+      sessions: usage<ComputerSessionPage>("sessions"),
+      commands: usage<ComputerCommandPage>("commands"),
+      get: (options) => get(id, options),
+      exec: (request, options) => exec(http, path, request, options),
+      delete: async ({ idempotencyKey } = {}, options) =>
+        fromWire(await http.delete(path, given({ idempotency_key: idempotencyKey }), options), noneOpaque) as { computerId: string },
+    }
+  }
   return {
+    async create({ template, key, secrets, idempotencyKey }, options) {
+      const { computer_id } = (await http.post("/v1/computers", given({ template, key, secrets, idempotency_key: idempotencyKey }), options)) as { computer_id: string }
+      return ref(computer_id)
+    },
     get,
     list: ({ key, secret, cursor, limit } = {}, options) => pages(async (at) => {
       const page = fromWire(await http.get("/v1/computers", { key, secret, cursor: at, limit }, options), noneOpaque) as ComputerPage
       return { ...page, items: page.computers }
     }, cursor),
-    ref(id) {
-      segment(id)
-      return { id, get: (options) => get(id, options) }
-    },
+    ref,
   }
 }

@@ -21,6 +21,10 @@ export class Http {
     return readJson(await this.send("POST", path, {}, body, options))
   }
 
+  async delete(path: string, body: Record<string, unknown>, options?: RequestOptions): Promise<unknown> {
+    return readJson(await this.send("DELETE", path, {}, body, options))
+  }
+
   /** Opens a stream; the caller reads or cancels the body of the answer. */
   stream(path: string, query: Query, headers: Record<string, string>, options?: RequestOptions): Promise<Response> {
     return this.send("GET", path, query, undefined, options, { Accept: "text/event-stream", ...headers })

@@ -18,7 +18,9 @@ export async function* serverEvents(body: ReadableStream<Uint8Array>): AsyncGene
     for (;;) {
       const { done, value } = await readWithin(reader, silence)
       if (done) return
-      rest += decoder.decode(value, { stream: true })
+      const text = decoder.decode(value, { stream: true })
+      rest += text
+      if (!/[\r\n]/.test(text)) continue // in the middle of a long line
       const lines = rest.split(/\r\n|\n|\r(?=[^\n])/)
       rest = lines.pop() ?? ""
       for (const line of lines) {

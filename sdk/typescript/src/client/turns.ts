@@ -1,11 +1,11 @@
 import type { Content, InputContent } from "../content.js"
-import { milliseconds, type Duration } from "../duration.js"
+import type { Duration } from "../duration.js"
 import type { JsonValue } from "../json.js"
 import type { TurnSource } from "../turn.js"
-import { connectionFailed, segment, type Http, type RequestOptions } from "./http.js"
+import { segment, type Http, type RequestOptions } from "./http.js"
 import { pages, type CursorPage, type PagePromise, type PageQuery } from "./page.js"
 import { turnQuestions, type Questions } from "./questions.js"
-import { Renewal } from "./retry.js"
+import { waiter, type TimedWaitResult } from "./wait.js"
 import { fromWire, given, noneOpaque } from "./wire.js"
 
 export type TurnStatus = "queued" | "running" | "finalizing" | "completed" | "failed" | "interrupted" | "cancelled"
@@ -44,7 +44,7 @@ export interface TurnOutcome {
   readonly payloadExpiredAt?: string
 }
 
-export type TimedTurnWaitResult = { readonly status: "timeout" } | { readonly status: "settled"; readonly outcome: TurnOutcome }
+export type TimedTurnWaitResult = TimedWaitResult<TurnOutcome>
 
 /** The Message is accepted; whether the handler got it is told by the events. */
 export interface MessageReceipt {
@@ -80,7 +80,6 @@ export interface Turns {
 }
 
 const opaque = new Set(["input", "result", "response"])
-const longestPoll = 30_000
 
 export function sessionTurns(http: Http, sessionId: string): Turns {
   const path = `/v1/sessions/${segment(sessionId)}/turns`
@@ -100,46 +99,9 @@ export function sessionTurns(http: Http, sessionId: string): Turns {
         get: (options) => get(id, options),
         send: async ({ data, idempotencyKey }, options) =>
           fromWire(await http.post(`${turnPath}/messages`, given({ data, idempotency_key: idempotencyKey }), options), noneOpaque) as MessageReceipt,
-        wait: waiter(http, turnPath),
+        wait: waiter(http, turnPath, (answer) => outcomeOf(fromWire(answer, opaque) as TurnInfo)),
       }
     },
-  }
-}
-
-function waiter(http: Http, path: string): TurnRef["wait"] {
-  async function wait(options: RequestOptions & { readonly timeout?: Duration } = {}): Promise<TurnOutcome | TimedTurnWaitResult> {
-    const deadline = options.timeout === undefined ? undefined : Date.now() + milliseconds("wait: timeout", options.timeout)
-    const renewal = new Renewal()
-    for (;;) {
-      const left = deadline === undefined ? longestPoll : deadline - Date.now()
-      if (left <= 0) return { status: "timeout" }
-      const poll = Math.min(left, longestPoll)
-      let turn: TurnInfo
-      try {
-        turn = await observe(http, path, poll, deadline !== undefined, options.signal)
-      } catch (error) {
-        options.signal?.throwIfAborted()
-        if (deadline !== undefined && Date.now() >= deadline) return { status: "timeout" }
-        await renewal.failed(error, options.signal)
-        continue
-      }
-      renewal.succeeded()
-      const outcome = outcomeOf(turn)
-      if (outcome !== undefined) return deadline === undefined ? outcome : { status: "settled", outcome }
-    }
-  }
-  return wait as TurnRef["wait"]
-}
-
-/** One long-poll. With a deadline the request may not outlast its time by much, whatever the network does. */
-async function observe(http: Http, path: string, poll: number, bounded: boolean, signal: AbortSignal | undefined): Promise<TurnInfo> {
-  const limit = AbortSignal.timeout(poll + (bounded ? 1_000 : 15_000))
-  const either = signal === undefined ? limit : AbortSignal.any([signal, limit])
-  try {
-    return fromWire(await http.get(path, { wait: `${Math.ceil(poll)}ms` }, { signal: either }), opaque) as TurnInfo
-  } catch (error) {
-    if (limit.aborted && signal?.aborted !== true) throw connectionFailed(error, undefined, `GET ${path}`)
-    throw error
   }
 }
 
