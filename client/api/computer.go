@@ -2,17 +2,21 @@ package api
 
 // Computer is a durable Linux machine.
 type Computer struct {
-	ID             string         `json:"id"`
-	Key            string         `json:"key,omitempty"`
-	Template       string         `json:"template"`
-	DeploymentID   string         `json:"deployment_id"`
-	Status         string         `json:"status" enum:"available,deleting,deleted"`
-	Residency      string         `json:"residency" enum:"cold,starting,running,hibernating,hibernated,resuming,unavailable"`
-	ExecutionWait  *string        `json:"execution_wait" enum:"scheduling,environment_limit,saving"`
-	Error          *ComputerError `json:"error,omitempty"`
-	LastActivityAt Time           `json:"last_activity_at"`
-	CreatedAt      Time           `json:"created_at"`
-	UpdatedAt      Time           `json:"updated_at"`
+	ID            string         `json:"id"`
+	Key           string         `json:"key,omitempty"`
+	Template      string         `json:"template"`
+	DeploymentID  string         `json:"deployment_id"`
+	Status        string         `json:"status" enum:"available,deleting,deleted"`
+	Residency     string         `json:"residency" enum:"cold,starting,running,hibernating,hibernated,resuming,unavailable"`
+	ExecutionWait *string        `json:"execution_wait" enum:"scheduling,environment_limit,saving"`
+	Error         *ComputerError `json:"error,omitempty"`
+	// SecretExposure stands with the secret filter of a list: how the Computer came to hold the value.
+	SecretExposure string `json:"secret_exposure,omitempty" enum:"received,image"`
+	// Secrets are its bindings; present on get only.
+	Secrets        []SecretBinding `json:"secrets,omitzero"`
+	LastActivityAt Time            `json:"last_activity_at"`
+	CreatedAt      Time            `json:"created_at"`
+	UpdatedAt      Time            `json:"updated_at"`
 }
 
 // ComputerError says why a Computer cannot run.
@@ -29,9 +33,11 @@ type ComputerPage struct {
 
 // ComputerCreateRequest makes a Computer from a Template of the current Deployment.
 type ComputerCreateRequest struct {
-	Template       string `json:"template"`
-	Key            string `json:"key,omitempty" minLength:"1"`
-	IdempotencyKey string `json:"idempotency_key,omitempty" minLength:"1"`
+	Template string `json:"template"`
+	Key      string `json:"key,omitempty" minLength:"1"`
+	// Secrets are bound beside those of the Template.
+	Secrets        []SecretBinding `json:"secrets,omitempty"`
+	IdempotencyKey string          `json:"idempotency_key,omitempty" minLength:"1"`
 }
 
 // ComputerReceipt answers the creation and the deletion of a Computer.

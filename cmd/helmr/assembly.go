@@ -19,6 +19,7 @@ import (
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/deployment"
 	"helmr.dev/helmr/internal/loop"
+	"helmr.dev/helmr/internal/secret"
 	"helmr.dev/helmr/internal/server"
 	"helmr.dev/helmr/internal/server/rpc"
 	"helmr.dev/helmr/internal/session"
@@ -30,6 +31,7 @@ type installationConfig struct {
 	databaseURL string
 	blobURL     string
 	s3          blob.S3
+	keys        rootKeys
 	migrate     bool // bring the schema up to date; otherwise a schema that is not is refused
 	log         *slog.Logger
 	mounts      func(*rpc.Service) map[string]http.Handler // nil: none
@@ -63,6 +65,11 @@ func openInstallation(ctx context.Context, cfg installationConfig) (_ *installat
 	if i.blobs, err = openBlobs(ctx, cfg.blobURL, cfg.s3); err != nil {
 		return nil, err
 	}
+	keyring, err := cfg.keys.open(ctx, i.db)
+	if err != nil {
+		return nil, err
+	}
+	secrets := secret.NewService(i.db, keyring, time.Now)
 	i.access = access.NewService(i.db)
 	deployments := deployment.NewService(i.db, i.blobs)
 	computers := computer.NewService(i.db, time.Now)
@@ -70,14 +77,14 @@ func openInstallation(ctx context.Context, cfg installationConfig) (_ *installat
 	turns := turn.NewService(i.db, time.Now)
 	commands := command.NewService(i.db, time.Now)
 	turns.Host(commands)
-	i.rpc = rpc.New(i.db.Hub(), computers, turns, commands)
+	i.rpc = rpc.New(i.db.Hub(), computers, turns, commands, computer.NewResolver(i.db, secrets, time.Now))
 	i.loops = loop.New(i.db.Hub(), cfg.log, slices.Concat(computers.Loops(), turns.Loops(), commands.Loops())...)
 	var mounts map[string]http.Handler
 	if cfg.mounts != nil {
 		mounts = cfg.mounts(i.rpc)
 	}
 	i.http = server.New(server.Config{Version: version(), Mounts: mounts}, server.Deps{DB: i.db, Access: i.access, Session: sessions, Turn: turns, Converse: turns,
-		Computer: computers, Command: commands, Deployment: deployments, Catalog: deployments, Bundle: deployments, Logger: cfg.log})
+		Computer: computers, Command: commands, Secret: secrets, Deployment: deployments, Catalog: deployments, Bundle: deployments, Logger: cfg.log})
 	return i, nil
 }
 

@@ -161,7 +161,11 @@ func (d *dev) check(ctx context.Context) ([]sandbox.Problem, error) {
 
 // serve opens the installation, tells where it is, and runs server and Worker until ctx ends.
 func (d *dev) serve(ctx context.Context, ln net.Listener) (err error) {
-	inst, err := openInstallation(ctx, installationConfig{databaseURL: d.database, blobURL: d.blobs, migrate: true, log: d.log})
+	rootKey, err := keyFile(filepath.Join(d.dataDir, "encryption.key"))
+	if err != nil {
+		return err
+	}
+	inst, err := openInstallation(ctx, installationConfig{databaseURL: d.database, blobURL: d.blobs, keys: rootKeys{present: rootKey}, migrate: true, log: d.log})
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,7 @@ func setup(t *testing.T) *world {
 	t.Helper()
 	dir := t.TempDir()
 	inst, err := openInstallation(t.Context(), installationConfig{databaseURL: "sqlite:" + filepath.Join(dir, "helmr.db"), blobURL: "file:" + filepath.Join(dir, "blobs"),
-		migrate: true, log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+		keys: rootKeys{present: make([]byte, 32)}, migrate: true, log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func (a *app) runServer(cmd *cobra.Command) (err error) {
 	}
 	ctx := cmd.Context()
 	credentials := rpc.NewCredentials(s.key("HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY"))
-	inst, err := openInstallation(ctx, installationConfig{databaseURL: s["HELMR_DATABASE_URL"], blobURL: s["HELMR_BLOB_URL"], s3: s.s3(), log: log,
+	inst, err := openInstallation(ctx, installationConfig{databaseURL: s["HELMR_DATABASE_URL"], blobURL: s["HELMR_BLOB_URL"], s3: s.s3(), keys: s.rootKeys(), log: log,
 		mounts: func(svc *rpc.Service) map[string]http.Handler {
 			path, handler := rpc.Handler(svc, credentials)
 			return map[string]http.Handler{path: handler}
@@ -101,7 +101,7 @@ the server first if the database is SQLite.`,
 			if err != nil {
 				return err
 			}
-			inst, err := openInstallation(cmd.Context(), installationConfig{databaseURL: s["HELMR_DATABASE_URL"], blobURL: s["HELMR_BLOB_URL"], s3: s.s3(),
+			inst, err := openInstallation(cmd.Context(), installationConfig{databaseURL: s["HELMR_DATABASE_URL"], blobURL: s["HELMR_BLOB_URL"], s3: s.s3(), keys: s.rootKeys(),
 				log: processLog(cmd.ErrOrStderr())})
 			if err != nil {
 				return err

@@ -36,6 +36,7 @@ var settingsTable = []setting{
 
 	{name: "HELMR_AUTH_KEY", server: true, required: true, want: rootKeyWant, check: rootKey},
 	{name: "HELMR_ENCRYPTION_KEY", server: true, required: true, want: rootKeyWant, check: rootKey},
+	{name: "HELMR_ENCRYPTION_KEY_PREVIOUS", server: true, want: rootKeyWant, check: rootKey},
 	{name: "HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY", server: true, required: true, want: rootKeyWant, check: rootKey},
 	{name: "HELMR_COMPUTER_FENCING_KEY", server: true, required: true, want: rootKeyWant, check: rootKey},
 	{name: "HELMR_CHECKPOINT_ENCRYPTION_KEY", worker: true, required: true, want: rootKeyWant, check: rootKey},

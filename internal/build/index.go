@@ -14,6 +14,7 @@ import (
 
 	"github.com/bmatcuk/doublestar/v4"
 
+	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/build/bundle"
 )
 
@@ -45,16 +46,16 @@ type agentDefinition struct {
 }
 
 type templateDefinition struct {
-	ID                  string            `json:"id"`
-	Image               json.RawMessage   `json:"image"`
-	Resources           bundle.Resources  `json:"resources"`
-	Network             networkDefinition `json:"network"`
-	HasPrepare          bool              `json:"has_prepare"`
-	PrepareNetwork      json.RawMessage   `json:"prepare_network"`
-	PrepareSecrets      []json.RawMessage `json:"prepare_secrets"`
-	RefreshEveryMs      *int64            `json:"refresh_every_ms"`
-	Secrets             []json.RawMessage `json:"secrets"`
-	DeleteAfterUnusedMs *int64            `json:"delete_after_unused_ms"`
+	ID                  string              `json:"id"`
+	Image               json.RawMessage     `json:"image"`
+	Resources           bundle.Resources    `json:"resources"`
+	Network             networkDefinition   `json:"network"`
+	HasPrepare          bool                `json:"has_prepare"`
+	PrepareNetwork      json.RawMessage     `json:"prepare_network"`
+	PrepareSecrets      []json.RawMessage   `json:"prepare_secrets"`
+	RefreshEveryMs      *int64              `json:"refresh_every_ms"`
+	Secrets             []api.SecretBinding `json:"secrets"`
+	DeleteAfterUnusedMs *int64              `json:"delete_after_unused_ms"`
 
 	networkGiven bool
 }

@@ -43,7 +43,7 @@ func makePlan(found []definition, modules []string, c config, r reporter) (bundl
 		t := d.Template
 		plan.Templates = append(plan.Templates, bundle.Template{
 			ID: t.ID, Module: d.Module, Export: d.Export, Resources: t.Resources,
-			Network: bundle.Network{BlockAll: t.Network.BlockAll}, DeleteAfterUnusedMs: t.DeleteAfterUnusedMs,
+			Network: bundle.Network{BlockAll: t.Network.BlockAll}, DeleteAfterUnusedMs: t.DeleteAfterUnusedMs, Secrets: t.Secrets,
 		})
 		images = append(images, t.Image)
 		if !t.Network.BlockAll {

@@ -82,7 +82,7 @@ func TestBadProjectsAreRefused(t *testing.T) {
 		"allowDomains":  {[]string{module, templateWith(`network: { allowDomains: ["api.example.com"] }`)}, []string{module, `template "other"`, "network.allowDomains"}},
 		"open network":  {[]string{module, templateWith(`network: { blockAll: false }`)}, []string{module, `template "other"`, "network"}},
 		"delete unused": {[]string{module, templateWith(`deleteAfterUnused: "30d"`)}, []string{module, `template "other"`, "deleteAfterUnused"}},
-		"secrets":       {[]string{module, templateWith(`secrets: [{ secret: "T", env: { name: "T", mode: "raw" } }]`)}, []string{module, `template "other"`, "secrets"}},
+		"secrets":       {[]string{module, templateWith(`secrets: [{ secret: "T", env: { name: "T", mode: "protected", allowedOrigins: ["https://a.example.com"] } }]`)}, []string{module, `template "other"`, "secrets", "protected"}},
 		"task":          {[]string{module, "import { task } from '@helmr/sdk'\nexport const t = task({ id: 't' })"}, []string{module + ":2:18", "task()"}},
 
 		"dependencies without lockfile": {[]string{"package.json", `{"dependencies":{"zod":"^3"}}`}, []string{"package.json", "lockfile"}},

@@ -2,6 +2,8 @@ package build
 
 import (
 	"fmt"
+
+	"helmr.dev/helmr/internal/secret/binding"
 )
 
 // unsupported lists what authors may write and this version of helmr does not do yet. It is refused here, so that it
@@ -32,7 +34,8 @@ var (
 		{"prepareNetwork", func(t templateDefinition) bool { return t.PrepareNetwork != nil }, "Leave it out"},
 		{"prepareSecrets", func(t templateDefinition) bool { return len(t.PrepareSecrets) > 0 }, "Leave it out"},
 		{"refresh", func(t templateDefinition) bool { return t.RefreshEveryMs != nil }, "Leave it out"},
-		{"secrets", func(t templateDefinition) bool { return len(t.Secrets) > 0 }, "Leave it out"},
+		{`secrets with mode "protected"`, func(t templateDefinition) bool { return binding.CheckSupported("secrets", t.Secrets) != nil },
+			`Leave the binding out, or use mode "raw" or a file if the Computer may see the value`},
 		{"network.allowDomains", func(t templateDefinition) bool { return len(t.Network.AllowDomains) > 0 }, "Leave network out or write { blockAll: true }: Computers have no network yet"},
 		{"network.blockAll: false", func(t templateDefinition) bool {
 			return t.networkGiven && !t.Network.BlockAll && t.Network.AllowDomains == nil

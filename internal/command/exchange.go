@@ -6,6 +6,7 @@ import (
 
 	"helmr.dev/helmr/internal/computer"
 	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/turn"
 	workerpb "helmr.dev/helmr/internal/worker/proto"
 )
@@ -110,6 +111,9 @@ func (x *exchange) reconcile(r *row, seen *workerpb.ObservedCommand) error {
 		return x.begin(r)
 	case Starting:
 		if seen == nil {
+			if ended, err := x.endWithoutSecrets(r, reasonGuest); ended || err != nil {
+				return err
+			}
 			return x.send(r)
 		}
 	case Running:
@@ -130,6 +134,9 @@ func (x *exchange) begin(r *row) error {
 	if x.c.Stopping != nil || x.c.RequireWork() != nil || x.inside >= maxInside || x.sent >= maxSend {
 		return nil
 	}
+	if ended, err := x.endWithoutSecrets(r, reasonPlacement); ended || err != nil {
+		return err
+	}
 	x.inside++
 	worker := x.req.GetWorkerId()
 	r.WorkerID = &worker
@@ -137,6 +144,16 @@ func (x *exchange) begin(r *row) error {
 		return err
 	}
 	return x.send(r)
+}
+
+// endWithoutSecrets fails a Command that no guest has yet if a Secret bound to its Computer was revoked since it was admitted.
+func (x *exchange) endWithoutSecrets(r *row, reason string) (ended bool, err error) {
+	err = computer.RequireSecrets(x.tx, x.c)
+	if !fault.Is(err, fault.SecretUnavailable) {
+		return false, err
+	}
+	r.release(outputClosed, true)
+	return true, r.fail(Failed, reason, fault.From(err).Message, x.now)
 }
 
 // send says what to run. The guest runs an id once, however often it is told.
@@ -154,7 +171,7 @@ func (x *exchange) send(r *row) error {
 	}
 	x.sent += len(text)
 	x.out.Commands = append(x.out.Commands, &workerpb.WantedCommand{CommandId: r.ID, Action: workerpb.WantedCommand_ACTION_RUN,
-		Argv: q.Argv, Env: q.Env, Cwd: q.Cwd, Stdin: q.Stdin, TimeoutMs: r.TimeoutMs})
+		Argv: q.Argv, Env: q.Env, Cwd: q.Cwd, Stdin: q.Stdin, TimeoutMs: r.TimeoutMs, Secrets: x.c.Secrets > 0})
 	return nil
 }
 

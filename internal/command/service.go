@@ -23,7 +23,8 @@ type Service struct {
 func NewService(d *db.DB, now func() time.Time) *Service { return &Service{db: d, now: now} }
 
 // Create admits a Command on a Computer. Errors: invalid_computer_command, computer_stdin_too_large,
-// computer_command_request_too_large, computer_not_found, computer_deleting, and the error code of an unavailable Computer.
+// computer_command_request_too_large, computer_not_found, computer_deleting, secret_unavailable, and the error code of an
+// unavailable Computer.
 func (s *Service) Create(ctx context.Context, environmentID string, by api.Actor, computerID string, in api.CommandCreateRequest) (api.CommandReceipt, error) {
 	var out api.CommandReceipt
 	text, timeout, err := check(in)
@@ -43,6 +44,14 @@ func (s *Service) Create(ctx context.Context, environmentID string, by api.Actor
 			}
 			if err := c.RequireRunnable(); err != nil {
 				return err
+			}
+			if err := computer.RequireSecrets(tx, c); err != nil {
+				return err
+			}
+			if name, err := computer.BoundName(tx, c, in.Env); err != nil {
+				return err
+			} else if name != "" {
+				return invalid("env", "%s is bound to a Secret on this Computer and may not be set", name)
 			}
 			now := db.Millis(s.now())
 			if _, err := tx.Exec(sqlInsert, commandID, environmentID, computerID, text, timeout.Milliseconds(), now); err != nil {

@@ -71,7 +71,9 @@ type Row struct {
 	UnusedSince               *int64
 	LastActivityAt, CreatedAt int64
 	UpdatedAt                 int64
-	changed                   bool
+	// Secrets is how many Secrets are bound to it.
+	Secrets int64
+	changed bool
 }
 
 // move takes one arrow of the residency table.

@@ -16,7 +16,8 @@ import (
 const MaxKey = 512
 
 // Create makes a Computer from a Template of the current Deployment. It stays cold until work comes. Errors:
-// no_current_deployment, not_found (the Template), computer_key_conflict, admission_unavailable (storage_limit).
+// no_current_deployment, not_found (the Template), computer_key_conflict, admission_unavailable (storage_limit), and
+// bad_request or secret_unavailable for Secret bindings.
 func (s *Service) Create(ctx context.Context, environmentID string, by api.Actor, req api.ComputerCreateRequest) (api.ComputerReceipt, error) {
 	var out api.ComputerReceipt
 	switch {
@@ -63,8 +64,12 @@ func (s *Service) create(tx *db.Tx, environmentID string, req api.ComputerCreate
 			return nil, fault.New(fault.ComputerKeyConflict, "computer %s has the key %q", taken.ID, req.Key).With("computer_id", taken.ID)
 		}
 	}
+	bindings, err := bindingsFor(tx, environmentID, t, req.Secrets)
+	if err != nil {
+		return nil, err
+	}
 	return Create(tx, db.Millis(s.now()), New{EnvironmentID: environmentID, Key: req.Key, TemplateID: t.TemplateID, DeploymentID: deploymentID,
-		MilliCPU: t.MilliCPU, MemoryMiB: t.MemoryMiB, DiskMiB: t.DiskMiB, ImageDigest: t.ImageDigest})
+		MilliCPU: t.MilliCPU, MemoryMiB: t.MemoryMiB, DiskMiB: t.DiskMiB, ImageDigest: t.ImageDigest, Secrets: bindings})
 }
 
 // Delete begins the deletion of a locked Computer that nobody uses: it takes no new work, and is deleted once no Worker

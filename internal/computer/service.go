@@ -7,6 +7,7 @@ import (
 	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/fault"
+	"helmr.dev/helmr/internal/secret"
 )
 
 // Service answers questions about Computers and keeps the Workers.
@@ -22,9 +23,10 @@ func NewService(d *db.DB, now func() time.Time) *Service {
 	return &Service{db: d, now: now, readySince: now()}
 }
 
-// Filter selects Computers: Key alone, or a page after Cursor.
+// Filter selects Computers: Key alone, or a page after Cursor, with Secret of those that hold a value of it.
 type Filter struct {
 	Key    string
+	Secret string
 	Cursor string
 	Limit  int
 }
@@ -41,12 +43,14 @@ func (s *Service) Get(ctx context.Context, environmentID, computerID string) (ap
 			return err
 		}
 		out = r.view()
-		return nil
+		out.Secrets, err = Bindings(tx, r)
+		return err
 	})
 	return out, err
 }
 
-// List gives Computers, latest first. A Key gives the one Computer, not deleted, that has it, or none.
+// List gives Computers, latest first. A Key gives the one Computer, not deleted, that has it, or none; a Secret those, not
+// deleted, that were handed a value of it in readable form, not_found if there is no such Secret.
 func (s *Service) List(ctx context.Context, environmentID string, f Filter) (api.ComputerPage, error) {
 	page := api.ComputerPage{Computers: []api.Computer{}}
 	err := s.db.Read(ctx, func(tx *db.Tx) error {
@@ -62,8 +66,16 @@ func (s *Service) List(ctx context.Context, environmentID string, f Filter) (api
 		if before == "" {
 			before = "~" // sorts after every id
 		}
+		query, args, extra := sqlList, []any{environmentID, before, f.Limit + 1}, []any{}
+		var exposure string
+		if f.Secret != "" {
+			if err := secret.Exists(tx, environmentID, f.Secret); err != nil {
+				return err
+			}
+			query, args, extra = sqlExposed, []any{f.Secret, environmentID, before, f.Secret, f.Limit + 1}, []any{&exposure}
+		}
 		return tx.Query(func(sc func(...any) error) error {
-			r, err := scan(sc)
+			r, err := scan(sc, extra...)
 			if err != nil {
 				return err
 			}
@@ -71,9 +83,11 @@ func (s *Service) List(ctx context.Context, environmentID string, f Filter) (api
 				page.NextCursor = page.Computers[f.Limit-1].ID
 				return nil
 			}
-			page.Computers = append(page.Computers, r.view())
+			v := r.view()
+			v.SecretExposure = exposure
+			page.Computers = append(page.Computers, v)
 			return nil
-		}, sqlList, environmentID, before, f.Limit+1)
+		}, query, args...)
 	})
 	return page, err
 }

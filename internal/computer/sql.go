@@ -3,10 +3,10 @@ package computer
 const (
 	columns = `id, environment_id, key, template_id, deployment_id, status, residency, execution_wait, error_code, error_message,
 		milli_cpu, memory_mib, disk_mib, image_digest, worker_id, lease_epoch, work_wanted, stopping, stopping_save_id, start_failures, retry_at,
-		last_save_number, recovery_save_id, unused_since, last_activity_at, created_at, updated_at`
+		last_save_number, recovery_save_id, unused_since, last_activity_at, created_at, updated_at, secrets`
 
 	sqlInsert = `INSERT INTO computers (` + columns + `)
-		VALUES (?, ?, ?, ?, ?, 'available', 'cold', NULL, NULL, NULL, ?, ?, ?, ?, NULL, 0, 0, NULL, NULL, 0, NULL, 0, NULL, ?, ?, ?, ?)`
+		VALUES (?, ?, ?, ?, ?, 'available', 'cold', NULL, NULL, NULL, ?, ?, ?, ?, NULL, 0, 0, NULL, NULL, 0, NULL, 0, NULL, ?, ?, ?, ?, ?)`
 	sqlLock      = `SELECT ` + columns + ` FROM computers WHERE id = ? {lock}`
 	sqlGet       = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND id = ?`
 	sqlByKey     = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND key = ? AND status <> 'deleted'`
@@ -56,4 +56,17 @@ const (
 	sqlReservationSet    = `UPDATE environment_reservations SET reserved_mib = ? WHERE environment_id = ?`
 	sqlReserved          = `SELECT (SELECT COALESCE(SUM(c.disk_mib), 0) FROM computers c WHERE c.environment_id = ? AND c.status <> 'deleted'), e.max_reserved_storage_bytes
 		FROM environments e WHERE e.id = ?`
+)
+
+const (
+	sqlBind     = `INSERT INTO computer_secrets (computer_id, position, secret, binding) VALUES (?, ?, ?, ?)`
+	sqlBindings = `SELECT binding FROM computer_secrets WHERE computer_id = ? ORDER BY position`
+	// Bindings whose Secret is revoked, or so long that a variable may not hold it.
+	sqlSuspectBindings = `SELECT b.binding FROM computer_secrets b, secrets s, secret_versions v WHERE b.computer_id = ?
+		AND s.environment_id = ? AND s.name = b.secret AND v.environment_id = s.environment_id AND v.secret = s.name AND v.version = s.version
+		AND (s.status <> 'active' OR v.size_bytes > ?) ORDER BY b.position`
+	sqlExposed = `SELECT ` + columns + `, (SELECT MAX(e.kind) FROM secret_exposures e WHERE e.environment_id = c.environment_id AND e.secret = ? AND e.computer_id = c.id)
+		FROM computers c WHERE c.environment_id = ? AND c.status <> 'deleted' AND c.id < ?
+		AND EXISTS (SELECT 1 FROM secret_exposures e WHERE e.environment_id = c.environment_id AND e.secret = ? AND e.computer_id = c.id)
+		ORDER BY c.id DESC LIMIT ?`
 )

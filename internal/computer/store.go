@@ -3,6 +3,7 @@ package computer
 import (
 	"fmt"
 
+	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/id"
@@ -24,6 +25,8 @@ type New struct {
 	MilliCPU, MemoryMiB      int64
 	DiskMiB                  *int64
 	ImageDigest              string
+	// Secrets are its bindings, normalized; the Secrets exist.
+	Secrets []api.SecretBinding
 }
 
 // Create adds a cold Computer and gives it locked.
@@ -38,20 +41,21 @@ func Create(tx *db.Tx, now int64, n New) (*Row, error) {
 	}
 	r := &Row{ID: id.New(), EnvironmentID: n.EnvironmentID, Key: key, TemplateID: n.TemplateID, DeploymentID: n.DeploymentID, Status: "available",
 		Residency: Cold, MilliCPU: n.MilliCPU, MemoryMiB: n.MemoryMiB, DiskMiB: disk, ImageDigest: n.ImageDigest, UnusedSince: &now,
-		LastActivityAt: now, CreatedAt: now, UpdatedAt: now}
-	_, err := tx.Exec(sqlInsert, r.ID, r.EnvironmentID, r.Key, r.TemplateID, r.DeploymentID, r.MilliCPU, r.MemoryMiB, r.DiskMiB, r.ImageDigest, now, now, now, now)
+		LastActivityAt: now, CreatedAt: now, UpdatedAt: now, Secrets: int64(len(n.Secrets))}
+	_, err := tx.Exec(sqlInsert, r.ID, r.EnvironmentID, r.Key, r.TemplateID, r.DeploymentID, r.MilliCPU, r.MemoryMiB, r.DiskMiB, r.ImageDigest, now, now, now, now, r.Secrets)
 	if err != nil {
 		return nil, fmt.Errorf("insert computer: %w", err)
 	}
-	return r, nil
+	return r, bind(tx, r.ID, n.Secrets)
 }
 
-func scan(scan func(...any) error) (*Row, error) {
+// scan reads the columns and, behind them, what extra points at.
+func scan(scan func(...any) error, extra ...any) (*Row, error) {
 	var r Row
 	var wanted int
-	err := scan(&r.ID, &r.EnvironmentID, &r.Key, &r.TemplateID, &r.DeploymentID, &r.Status, &r.Residency, &r.ExecutionWait, &r.ErrorCode, &r.ErrorMessage,
+	err := scan(append([]any{&r.ID, &r.EnvironmentID, &r.Key, &r.TemplateID, &r.DeploymentID, &r.Status, &r.Residency, &r.ExecutionWait, &r.ErrorCode, &r.ErrorMessage,
 		&r.MilliCPU, &r.MemoryMiB, &r.DiskMiB, &r.ImageDigest, &r.WorkerID, &r.LeaseEpoch, &wanted, &r.Stopping, &r.StoppingSaveID, &r.StartFailures, &r.RetryAt,
-		&r.LastSaveNumber, &r.RecoverySaveID, &r.UnusedSince, &r.LastActivityAt, &r.CreatedAt, &r.UpdatedAt)
+		&r.LastSaveNumber, &r.RecoverySaveID, &r.UnusedSince, &r.LastActivityAt, &r.CreatedAt, &r.UpdatedAt, &r.Secrets}, extra...)...)
 	r.WorkWanted = wanted == 1
 	return &r, err
 }

@@ -13,6 +13,8 @@ import (
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/id"
+	"helmr.dev/helmr/internal/secret"
+	"helmr.dev/helmr/internal/secret/binding"
 )
 
 // UploadPlan checks a manifest, keeps it, and names the objects that the object store lacks. The URL of an upload is
@@ -168,6 +170,11 @@ func deref(d *api.Deployment) api.Deployment {
 func (s *Service) register(tx *db.Tx, environmentID string, by api.Actor, digest string, m *bundle.Manifest) (api.Deployment, error) {
 	if err := lockEnvironment(tx, environmentID); err != nil {
 		return api.Deployment{}, err
+	}
+	for _, t := range m.Plan.Templates {
+		if err := secret.RequireExisting(tx, environmentID, fmt.Sprintf("Template %q", t.ID), binding.Names(t.Secrets)); err != nil {
+			return api.Deployment{}, err
+		}
 	}
 	var version int64
 	if _, err := tx.Get([]any{&version}, sqlLastVersion, environmentID); err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/build/bundle"
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/fault"
@@ -30,6 +31,8 @@ type TemplateDefinition struct {
 	ImageDigest         string
 	DeleteAfterUnusedMs *int64
 	ImageConfig         json.RawMessage
+	// Secrets are the bindings of its Computers, normalized.
+	Secrets []api.SecretBinding
 }
 
 // Current gives the current Deployment of an Environment. Without one it fails with no_current_deployment.
@@ -78,7 +81,7 @@ func FindTemplate(tx *db.Tx, deploymentID, templateID string) (*TemplateDefiniti
 	if err := json.Unmarshal([]byte(text), &rest); err != nil {
 		return nil, fmt.Errorf("decode template definition: %w", err)
 	}
-	t.ImageConfig = rest.ImageConfig
+	t.ImageConfig, t.Secrets = rest.ImageConfig, rest.Secrets
 	return &t, nil
 }
 
@@ -109,10 +112,11 @@ type agentRest struct {
 }
 
 type templateRest struct {
-	ImageConfig    json.RawMessage `json:"image_config"`
-	Network        json.RawMessage `json:"network"`
-	PrepareNetwork json.RawMessage `json:"prepare_network"`
-	PrepareSecrets json.RawMessage `json:"prepare_secrets"`
+	ImageConfig    json.RawMessage     `json:"image_config"`
+	Network        json.RawMessage     `json:"network"`
+	PrepareNetwork json.RawMessage     `json:"prepare_network"`
+	PrepareSecrets json.RawMessage     `json:"prepare_secrets"`
+	Secrets        []api.SecretBinding `json:"secrets,omitempty"`
 }
 
 // noPrepareNetwork is what a Template without a prepare callback shows; manifests carry no callback yet.
@@ -136,7 +140,7 @@ func writeDefinitions(tx *db.Tx, environmentID, deploymentID string, now int64, 
 		if err != nil {
 			return fmt.Errorf("encode network policy: %w", err)
 		}
-		rest, err := json.Marshal(templateRest{ImageConfig: config, Network: network, PrepareNetwork: noPrepareNetwork, PrepareSecrets: emptyList})
+		rest, err := json.Marshal(templateRest{ImageConfig: config, Network: network, PrepareNetwork: noPrepareNetwork, PrepareSecrets: emptyList, Secrets: t.Secrets})
 		if err != nil {
 			return fmt.Errorf("encode template definition: %w", err)
 		}

@@ -71,7 +71,8 @@ type Keyring struct {
 	prints tink.MAC
 }
 
-var errOtherKey = errors.New("the database's Secrets are sealed under another encryption key")
+// ErrOtherKey says that none of the given root keys is the one of this database.
+var ErrOtherKey = errors.New("the database's Secrets are sealed under another encryption key")
 
 // OpenKeyring reads the installation's keys, which root opens, and makes them on the first start. Keys still sealed under
 // one of previous are sealed anew under root: this is how a root key is rotated. It must be called before anything is
@@ -129,7 +130,7 @@ func openKey(ctx context.Context, d *db.DB, purpose string, template *tinkpb.Key
 		}
 		return h, reseal(ctx, d, purpose, h, root, rootID)
 	}
-	return nil, errOtherKey
+	return nil, ErrOtherKey
 }
 
 func readKey(ctx context.Context, d *db.DB, purpose string) (rootID string, sealed []byte, err error) {

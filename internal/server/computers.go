@@ -9,6 +9,9 @@ func (s *Server) listComputers(c *call) (api.ComputerPage, error) {
 	if err := keyAlone(c.query, "key"); err != nil {
 		return api.ComputerPage{}, err
 	}
+	if c.query.Get("key") != "" && c.query.Get("secret") != "" {
+		return api.ComputerPage{}, badParam("secret", "key names one Computer and takes no secret with it.")
+	}
 	cursor, limit, err := c.page()
 	if err == nil {
 		err = idCursor(cursor)
@@ -16,7 +19,7 @@ func (s *Server) listComputers(c *call) (api.ComputerPage, error) {
 	if err != nil {
 		return api.ComputerPage{}, err
 	}
-	return s.deps.Computer.List(c.ctx(), c.env(), computer.Filter{Key: c.query.Get("key"), Cursor: cursor, Limit: limit})
+	return s.deps.Computer.List(c.ctx(), c.env(), computer.Filter{Key: c.query.Get("key"), Secret: c.query.Get("secret"), Cursor: cursor, Limit: limit})
 }
 
 func (s *Server) getComputer(c *call) (api.Computer, error) {

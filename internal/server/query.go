@@ -166,6 +166,7 @@ var pathChecks = map[string]func(name, value string) error{
 	"command_id":    checkCommandID,
 	"agent_id":      checkDeclared,
 	"template_id":   checkDeclared,
+	"secret_id":     checkDeclared,
 	"digest":        checkDigest,
 }
 

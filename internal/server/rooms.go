@@ -22,6 +22,7 @@ type Deps struct {
 	Converse   Conversations
 	Computer   Computers
 	Command    Commands
+	Secret     Secrets
 	Deployment Deployments
 	Catalog    Catalog
 	Bundle     Bundles

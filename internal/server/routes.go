@@ -49,7 +49,7 @@ const eventStream = "text/event-stream"
 // routes is the API: every route of an Environment that exists.
 func (s *Server) routes() []route {
 	var all []route
-	for _, group := range [][]route{s.agentRoutes(), s.sessionRoutes(), s.conversationRoutes(), s.computerRoutes(), s.commandRoutes(), s.deploymentRoutes()} {
+	for _, group := range [][]route{s.agentRoutes(), s.sessionRoutes(), s.conversationRoutes(), s.computerRoutes(), s.commandRoutes(), s.secretRoutes(), s.deploymentRoutes()} {
 		all = append(all, group...)
 	}
 	return all
@@ -93,7 +93,8 @@ func (s *Server) computerRoutes() []route {
 	return []route{
 		{method: http.MethodGet, path: "/computers", permission: "computers.read", operation: "listComputers", tag: tag,
 			summary: "List Computers, latest first", handler: answers(s.listComputers),
-			query: paged(param{name: "key", kind: "string", doc: "Only the Computer with this key; refuses limit and cursor."})},
+			query: paged(param{name: "key", kind: "string", doc: "Only the Computer with this key; refuses limit, cursor and secret."},
+				secretParam("secret", "Only Computers, not deleted, that were handed a value of this Secret in readable form."))},
 		{method: http.MethodGet, path: "/computers/{computer_id}", permission: "computers.read", operation: "getComputer", tag: tag,
 			summary: "Get a Computer", handler: answers(s.getComputer)},
 		{method: http.MethodPost, path: "/computers", permission: "computers.create", operation: "createComputer", tag: tag,

@@ -7,6 +7,7 @@ import (
 	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/computer"
 	"helmr.dev/helmr/internal/deployment"
+	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/session"
 	workerpb "helmr.dev/helmr/internal/worker/proto"
 )
@@ -120,6 +121,13 @@ func (x *exchange) want(u *unit, seen *workerpb.ObservedProcess) error {
 	p := u.p
 	switch {
 	case p.Status == session.ProcessStarting && seen == nil:
+		err := computer.RequireSecrets(x.tx, x.c)
+		if fault.Is(err, fault.SecretUnavailable) { // since the Turn was admitted
+			return x.exited(u, exit{Detail: fault.From(err).Message})
+		}
+		if err != nil {
+			return err
+		}
 		return x.wantStart(u)
 	case p.Status == session.ProcessStopping && seen == nil:
 		return x.exited(u, exit{})
@@ -170,7 +178,7 @@ func (x *exchange) wantStart(u *unit) error {
 		return err
 	}
 	x.out.Processes = append(x.out.Processes, &workerpb.WantedProcess{SessionId: u.s.ID, Epoch: u.p.Epoch, Action: workerpb.WantedProcess_ACTION_START,
-		ProgramDigest: program, StartLine: line})
+		ProgramDigest: program, StartLine: line, Secrets: x.c.Secrets > 0})
 	return nil
 }
 

@@ -130,11 +130,14 @@ func (s *Service) computerFor(tx *db.Tx, now int64, environmentID, deploymentID,
 		return nil, fmt.Errorf("deployment %s lacks template %s", deploymentID, templateID)
 	}
 	return computer.Create(tx, now, computer.New{EnvironmentID: environmentID, TemplateID: templateID, DeploymentID: deploymentID,
-		MilliCPU: t.MilliCPU, MemoryMiB: t.MemoryMiB, DiskMiB: t.DiskMiB, ImageDigest: t.ImageDigest})
+		MilliCPU: t.MilliCPU, MemoryMiB: t.MemoryMiB, DiskMiB: t.DiskMiB, ImageDigest: t.ImageDigest, Secrets: t.Secrets})
 }
 
-// admit queues input on u.
+// admit queues input on u. Errors: secret_unavailable.
 func (w *work) admit(u *unit, input json.RawMessage, source Source) (*row, error) {
+	if err := computer.RequireSecrets(w.tx, w.c); err != nil {
+		return nil, err
+	}
 	u.s.LastTurnSequence++
 	w.admissions++
 	t := &row{ID: id.New(), SessionID: u.s.ID, ComputerID: u.s.ComputerID, Sequence: u.s.LastTurnSequence, Status: Queued}

@@ -10,7 +10,6 @@ import (
 
 	guest "helmr.dev/helmr/internal/guest/client"
 	guestproto "helmr.dev/helmr/internal/guest/proto"
-	"helmr.dev/helmr/internal/image"
 	workerpb "helmr.dev/helmr/internal/worker/proto"
 )
 
@@ -156,8 +155,17 @@ func (c *computer) runCommand(ctx context.Context, link *guest.Client, k *comman
 	if cwd == "" {
 		cwd = "/"
 	}
-	err := link.ExecCommand(ctx, guest.ExecCommand{ID: want.GetCommandId(), Argv: want.GetArgv(), Env: commandEnvironment(config, want.GetEnv()), Cwd: cwd,
-		User: config.User, Stdin: want.GetStdin(), Timeout: time.Duration(want.GetTimeoutMs()) * time.Millisecond})
+	env, refused := environment(config), ""
+	var err error
+	if want.GetSecrets() {
+		var variables []string
+		variables, refused, err = c.deliverSecrets(ctx, link, config.User)
+		env = overlay(env, variables)
+	}
+	if err == nil {
+		err = link.ExecCommand(ctx, guest.ExecCommand{ID: want.GetCommandId(), Argv: want.GetArgv(), Env: overlay(env, want.GetEnv()), Cwd: cwd,
+			User: config.User, Stdin: want.GetStdin(), Timeout: time.Duration(want.GetTimeoutMs()) * time.Millisecond, Refused: refused})
+	}
 	if err == nil {
 		return nil
 	}
@@ -172,22 +180,6 @@ func (c *computer) runCommand(ctx context.Context, link *guest.Client, k *comman
 	}
 	c.wake() // so that the server hears that the guest has it not
 	return nil
-}
-
-// commandEnvironment gives the image's variables with those of a Command over them, each name once.
-func commandEnvironment(config image.Config, own []string) []string {
-	named := make(map[string]bool, len(own))
-	for _, v := range own {
-		name, _, _ := strings.Cut(v, "=")
-		named[name] = true
-	}
-	var env []string
-	for _, v := range environment(config) {
-		if name, _, _ := strings.Cut(v, "="); !named[name] {
-			env = append(env, v)
-		}
-	}
-	return append(env, own...)
 }
 
 func (c *computer) cancelCommand(ctx context.Context, link *guest.Client, k *command, id string) error {

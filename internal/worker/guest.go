@@ -348,6 +348,14 @@ func (c *computer) startProcess(ctx context.Context, link *guest.Client, p *work
 	if err := c.w.assets.program(ctx, environmentID, p.GetProgramDigest()); err != nil {
 		return err
 	}
+	env, refused := environment(config), ""
+	if p.GetSecrets() {
+		variables, why, err := c.deliverSecrets(ctx, link, config.User)
+		if err != nil {
+			return err
+		}
+		env, refused = overlay(env, variables), why
+	}
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	cwd := config.Workdir
@@ -355,7 +363,7 @@ func (c *computer) startProcess(ctx context.Context, link *guest.Client, p *work
 		cwd = "/"
 	}
 	err := link.StartProcess(limited, guest.StartProcess{SessionID: p.GetSessionId(), Epoch: p.GetEpoch(), Argv: []string{"node", hostInside},
-		Env: environment(config), Cwd: cwd, User: config.User, Start: p.GetStartLine()})
+		Env: env, Cwd: cwd, User: config.User, Start: p.GetStartLine(), Refused: refused})
 	if err != nil {
 		return err
 	}

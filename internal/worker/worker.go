@@ -37,6 +37,7 @@ type Server interface {
 	Exchange(context.Context, *workerpb.ExchangeRequest) (*workerpb.ExchangeResponse, error)
 	PublishSave(context.Context, *workerpb.PublishSaveRequest) (*workerpb.PublishSaveResponse, error)
 	StoreOutput(context.Context, *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error)
+	ResolveSecrets(context.Context, *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error)
 }
 
 // Config says what a Worker works with. All fields are required but EnrollmentToken and ImageDir.

@@ -8,6 +8,8 @@ import (
 	"fmt"
 
 	"github.com/gowebpki/jcs"
+
+	"helmr.dev/helmr/client/api"
 )
 
 // Names and media types of contract version 0.
@@ -117,6 +119,8 @@ type Template struct {
 	Resources           Resources `json:"resources"`
 	Network             Network   `json:"network"`
 	DeleteAfterUnusedMs *int64    `json:"delete_after_unused_ms"`
+	// Secrets are the bindings of its Computers, normalized; absent when there are none.
+	Secrets []api.SecretBinding `json:"secrets,omitempty"`
 }
 
 // Resources bound a Computer. An absent DiskMiB means the installation's default.

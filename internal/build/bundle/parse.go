@@ -8,11 +8,13 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"reflect"
 	"regexp"
 	"strings"
 	"unicode/utf8"
 
 	"helmr.dev/helmr/internal/fault"
+	"helmr.dev/helmr/internal/secret/binding"
 )
 
 // The limits of a bundle. A value at its limit is accepted.
@@ -164,6 +166,9 @@ func (m *Manifest) validateReferences(objects map[string]string) error {
 		if err := image.Config.validate(field + ".config"); err != nil {
 			return err
 		}
+		if err := binding.CheckImage(fmt.Sprintf("plan.templates[%d].secrets", i), m.Plan.Templates[i].Secrets, image.Config.Env); err != nil {
+			return badBinding(err)
+		}
 		used[image.Digest] = true
 	}
 	for i, o := range m.Objects {
@@ -266,10 +271,34 @@ func (t *Template) validate(field string) error {
 			return bad(field+".resources."+name, "must be a positive whole number")
 		}
 	}
+	if err := t.validateSecrets(field + ".secrets"); err != nil {
+		return err
+	}
 	if t.DeleteAfterUnusedMs != nil {
 		return bad(field+".delete_after_unused_ms", "must be null: this version of helmr cannot delete unused Computers yet")
 	}
 	return nil
+}
+
+func (t *Template) validateSecrets(field string) error {
+	normal, err := binding.Normalize(field, t.Secrets)
+	if err == nil {
+		err = binding.CheckSupported(field, t.Secrets)
+	}
+	if err != nil {
+		return badBinding(err)
+	}
+	if len(normal) > 0 && !reflect.DeepEqual(normal, t.Secrets) {
+		return bad(field, "is not in normal form: origins are sorted, each once, without :443 and a final slash")
+	}
+	return nil
+}
+
+func badBinding(err error) error {
+	if e, ok := errors.AsType[*binding.Error](err); ok {
+		return bad(e.Field, "%s", e.Problem)
+	}
+	return err
 }
 
 // validNumber accepts an absent number and a positive one that every JSON reader keeps exactly.

@@ -23,6 +23,8 @@ type StartProcess struct {
 	User string
 	// Start is the first line for the process: JSON without line feed.
 	Start []byte
+	// Refused, when not empty, is why it must not run: it ends at once with that.
+	Refused string
 }
 
 // Ack acknowledges one operation; Line (JSON without line feed) goes to the process when not empty.
@@ -42,6 +44,15 @@ type ExecCommand struct {
 	User    string
 	Stdin   []byte
 	Timeout time.Duration
+	// Refused, when not empty, is why it must not run: it ends at once with that, as a fault.
+	Refused string
+}
+
+// PlaceFile is a file that only User may read. Folders above it are made when missing.
+type PlaceFile struct {
+	Path    string
+	Content []byte
+	User    string
 }
 
 // AckCommand acknowledges a Command's start, its output through a chunk of each stream, and its end.
@@ -75,7 +86,7 @@ func (c *Client) call(ctx context.Context, what string, r *proto.Request, before
 // check finds what the guest would refuse, before it could spoil a frame that holds other requests too.
 func check(r *proto.Request) error {
 	switch k := r.GetKind().(type) {
-	case *proto.Request_StartProcess, *proto.Request_ExecCommand:
+	case *proto.Request_StartProcess, *proto.Request_ExecCommand, *proto.Request_PlaceFile:
 		// Names and values come from outside and may be no UTF-8, which strings of a message must be.
 		raw, err := pb.Marshal(r)
 		if err != nil {
@@ -86,6 +97,9 @@ func check(r *proto.Request) error {
 		}
 		if p := r.GetStartProcess(); p != nil {
 			return proto.CheckProcess(p.GetSessionId(), p.GetEpoch())
+		}
+		if r.GetPlaceFile() != nil {
+			return nil
 		}
 		return proto.CheckID(r.GetExecCommand().GetCommandId())
 	case *proto.Request_DeliverTurn:
@@ -140,7 +154,7 @@ func replyError(what string, r *proto.Reply) error {
 // started comes as the exited operation of the process. The same epoch again does nothing.
 func (c *Client) StartProcess(ctx context.Context, p StartProcess) error {
 	_, err := c.call(ctx, "start process", &proto.Request{Kind: &proto.Request_StartProcess{StartProcess: &proto.StartProcess{
-		SessionId: p.SessionID, Epoch: p.Epoch, Argv: p.Argv, Env: p.Env, Cwd: p.Cwd, User: p.User, Start: p.Start,
+		SessionId: p.SessionID, Epoch: p.Epoch, Argv: p.Argv, Env: p.Env, Cwd: p.Cwd, User: p.User, Start: p.Start, Refused: p.Refused,
 	}}}, func(l *link) {
 		// Operations may arrive before the reply.
 		if k := (key{p.SessionID, p.Epoch}); l.processes[k] == nil {
@@ -237,8 +251,14 @@ func (c *Client) ExecCommand(ctx context.Context, e ExecCommand) error {
 		timeout = max(1, e.Timeout.Milliseconds())
 	}
 	_, err := c.call(ctx, "run command", &proto.Request{Kind: &proto.Request_ExecCommand{ExecCommand: &proto.ExecCommand{
-		CommandId: e.ID, Argv: e.Argv, Env: e.Env, Cwd: e.Cwd, User: e.User, Stdin: e.Stdin, TimeoutMs: timeout,
+		CommandId: e.ID, Argv: e.Argv, Env: e.Env, Cwd: e.Cwd, User: e.User, Stdin: e.Stdin, TimeoutMs: timeout, Refused: e.Refused,
 	}}}, func(l *link) { l.commands[e.ID] = true })
+	return err
+}
+
+// PlaceFile writes a file, whole or not at all. ErrInvalid says that it cannot be there.
+func (c *Client) PlaceFile(ctx context.Context, f PlaceFile) error {
+	_, err := c.call(ctx, "place file", &proto.Request{Kind: &proto.Request_PlaceFile{PlaceFile: &proto.PlaceFile{Path: f.Path, Content: f.Content, User: f.User}}}, nil)
 	return err
 }
 

@@ -318,6 +318,7 @@ type Request struct {
 	//	*Request_CancelCommand
 	//	*Request_AckCommand
 	//	*Request_ForgetCommand
+	//	*Request_PlaceFile
 	Kind          isRequest_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -475,6 +476,15 @@ func (x *Request) GetForgetCommand() *ForgetCommand {
 	return nil
 }
 
+func (x *Request) GetPlaceFile() *PlaceFile {
+	if x != nil {
+		if x, ok := x.Kind.(*Request_PlaceFile); ok {
+			return x.PlaceFile
+		}
+	}
+	return nil
+}
+
 type isRequest_Kind interface {
 	isRequest_Kind()
 }
@@ -527,6 +537,10 @@ type Request_ForgetCommand struct {
 	ForgetCommand *ForgetCommand `protobuf:"bytes,23,opt,name=forget_command,json=forgetCommand,proto3,oneof"`
 }
 
+type Request_PlaceFile struct {
+	PlaceFile *PlaceFile `protobuf:"bytes,30,opt,name=place_file,json=placeFile,proto3,oneof"`
+}
+
 func (*Request_StartProcess) isRequest_Kind() {}
 
 func (*Request_DeliverTurn) isRequest_Kind() {}
@@ -550,6 +564,8 @@ func (*Request_CancelCommand) isRequest_Kind() {}
 func (*Request_AckCommand) isRequest_Kind() {}
 
 func (*Request_ForgetCommand) isRequest_Kind() {}
+
+func (*Request_PlaceFile) isRequest_Kind() {}
 
 // ToWorker is one frame from the guest.
 type ToWorker struct {
@@ -1047,7 +1063,9 @@ type StartProcess struct {
 	// "", "user", "uid", "user:group" or "uid:gid", looked up in the Computer's own files.
 	User string `protobuf:"bytes,6,opt,name=user,proto3" json:"user,omitempty"`
 	// The first line given to the process (JSON without line feed).
-	Start         []byte `protobuf:"bytes,7,opt,name=start,proto3" json:"start,omitempty"`
+	Start []byte `protobuf:"bytes,7,opt,name=start,proto3" json:"start,omitempty"`
+	// When not empty nothing is started: the process ends at once, and this is why.
+	Refused       string `protobuf:"bytes,8,opt,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1129,6 +1147,13 @@ func (x *StartProcess) GetStart() []byte {
 		return x.Start
 	}
 	return nil
+}
+
+func (x *StartProcess) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
 }
 
 type DeliverTurn struct {
@@ -1752,7 +1777,9 @@ type ExecCommand struct {
 	User      string                 `protobuf:"bytes,5,opt,name=user,proto3" json:"user,omitempty"`
 	Stdin     []byte                 `protobuf:"bytes,6,opt,name=stdin,proto3" json:"stdin,omitempty"`
 	// 0: no limit.
-	TimeoutMs     int64 `protobuf:"varint,7,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	TimeoutMs int64 `protobuf:"varint,7,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	// When not empty nothing is run: the Command ends with a fault, and this is why.
+	Refused       string `protobuf:"bytes,8,opt,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1836,6 +1863,77 @@ func (x *ExecCommand) GetTimeoutMs() int64 {
 	return 0
 }
 
+func (x *ExecCommand) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+// PlaceFile writes a file that only its owner may read: whole or not at all, in folders that are made when missing. INVALID
+// says that it cannot be there, and why.
+type PlaceFile struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absolute, without empty, "." and ".." segments.
+	Path    string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Content []byte `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	// The owner, as in StartProcess.
+	User          string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlaceFile) Reset() {
+	*x = PlaceFile{}
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlaceFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlaceFile) ProtoMessage() {}
+
+func (x *PlaceFile) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlaceFile.ProtoReflect.Descriptor instead.
+func (*PlaceFile) Descriptor() ([]byte, []int) {
+	return file_internal_guest_proto_guest_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *PlaceFile) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *PlaceFile) GetContent() []byte {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *PlaceFile) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
 type CancelCommand struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	CommandId     string                 `protobuf:"bytes,1,opt,name=command_id,json=commandId,proto3" json:"command_id,omitempty"`
@@ -1845,7 +1943,7 @@ type CancelCommand struct {
 
 func (x *CancelCommand) Reset() {
 	*x = CancelCommand{}
-	mi := &file_internal_guest_proto_guest_proto_msgTypes[21]
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1857,7 +1955,7 @@ func (x *CancelCommand) String() string {
 func (*CancelCommand) ProtoMessage() {}
 
 func (x *CancelCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_guest_proto_guest_proto_msgTypes[21]
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1870,7 +1968,7 @@ func (x *CancelCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelCommand.ProtoReflect.Descriptor instead.
 func (*CancelCommand) Descriptor() ([]byte, []int) {
-	return file_internal_guest_proto_guest_proto_rawDescGZIP(), []int{21}
+	return file_internal_guest_proto_guest_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CancelCommand) GetCommandId() string {
@@ -1894,7 +1992,7 @@ type AckCommand struct {
 
 func (x *AckCommand) Reset() {
 	*x = AckCommand{}
-	mi := &file_internal_guest_proto_guest_proto_msgTypes[22]
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +2004,7 @@ func (x *AckCommand) String() string {
 func (*AckCommand) ProtoMessage() {}
 
 func (x *AckCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_guest_proto_guest_proto_msgTypes[22]
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +2017,7 @@ func (x *AckCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckCommand.ProtoReflect.Descriptor instead.
 func (*AckCommand) Descriptor() ([]byte, []int) {
-	return file_internal_guest_proto_guest_proto_rawDescGZIP(), []int{22}
+	return file_internal_guest_proto_guest_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AckCommand) GetCommandId() string {
@@ -1966,7 +2064,7 @@ type ForgetCommand struct {
 
 func (x *ForgetCommand) Reset() {
 	*x = ForgetCommand{}
-	mi := &file_internal_guest_proto_guest_proto_msgTypes[23]
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1978,7 +2076,7 @@ func (x *ForgetCommand) String() string {
 func (*ForgetCommand) ProtoMessage() {}
 
 func (x *ForgetCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_guest_proto_guest_proto_msgTypes[23]
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1991,7 +2089,7 @@ func (x *ForgetCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetCommand.ProtoReflect.Descriptor instead.
 func (*ForgetCommand) Descriptor() ([]byte, []int) {
-	return file_internal_guest_proto_guest_proto_rawDescGZIP(), []int{23}
+	return file_internal_guest_proto_guest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ForgetCommand) GetCommandId() string {
@@ -2010,7 +2108,7 @@ type CommandStarted struct {
 
 func (x *CommandStarted) Reset() {
 	*x = CommandStarted{}
-	mi := &file_internal_guest_proto_guest_proto_msgTypes[24]
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2022,7 +2120,7 @@ func (x *CommandStarted) String() string {
 func (*CommandStarted) ProtoMessage() {}
 
 func (x *CommandStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_guest_proto_guest_proto_msgTypes[24]
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2035,7 +2133,7 @@ func (x *CommandStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandStarted.ProtoReflect.Descriptor instead.
 func (*CommandStarted) Descriptor() ([]byte, []int) {
-	return file_internal_guest_proto_guest_proto_rawDescGZIP(), []int{24}
+	return file_internal_guest_proto_guest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CommandStarted) GetCommandId() string {
@@ -2058,7 +2156,7 @@ type CommandOutput struct {
 
 func (x *CommandOutput) Reset() {
 	*x = CommandOutput{}
-	mi := &file_internal_guest_proto_guest_proto_msgTypes[25]
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2070,7 +2168,7 @@ func (x *CommandOutput) String() string {
 func (*CommandOutput) ProtoMessage() {}
 
 func (x *CommandOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_guest_proto_guest_proto_msgTypes[25]
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2083,7 +2181,7 @@ func (x *CommandOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandOutput.ProtoReflect.Descriptor instead.
 func (*CommandOutput) Descriptor() ([]byte, []int) {
-	return file_internal_guest_proto_guest_proto_rawDescGZIP(), []int{25}
+	return file_internal_guest_proto_guest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CommandOutput) GetCommandId() string {
@@ -2128,7 +2226,7 @@ type CommandExited struct {
 
 func (x *CommandExited) Reset() {
 	*x = CommandExited{}
-	mi := &file_internal_guest_proto_guest_proto_msgTypes[26]
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2140,7 +2238,7 @@ func (x *CommandExited) String() string {
 func (*CommandExited) ProtoMessage() {}
 
 func (x *CommandExited) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_guest_proto_guest_proto_msgTypes[26]
+	mi := &file_internal_guest_proto_guest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2153,7 +2251,7 @@ func (x *CommandExited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandExited.ProtoReflect.Descriptor instead.
 func (*CommandExited) Descriptor() ([]byte, []int) {
-	return file_internal_guest_proto_guest_proto_rawDescGZIP(), []int{26}
+	return file_internal_guest_proto_guest_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CommandExited) GetCommandId() string {
@@ -2190,7 +2288,7 @@ const file_internal_guest_proto_guest_proto_rawDesc = "" +
 	"\n" +
 	" internal/guest/proto/guest.proto\x12\x0ehelmr.guest.v1\">\n" +
 	"\aToGuest\x123\n" +
-	"\brequests\x18\x01 \x03(\v2\x17.helmr.guest.v1.RequestR\brequests\"\xd9\x05\n" +
+	"\brequests\x18\x01 \x03(\v2\x17.helmr.guest.v1.RequestR\brequests\"\x95\x06\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12C\n" +
 	"\rstart_process\x18\x02 \x01(\v2\x1c.helmr.guest.v1.StartProcessH\x00R\fstartProcess\x12@\n" +
@@ -2205,7 +2303,9 @@ const file_internal_guest_proto_guest_proto_rawDesc = "" +
 	"\x0ecancel_command\x18\x15 \x01(\v2\x1d.helmr.guest.v1.CancelCommandH\x00R\rcancelCommand\x12=\n" +
 	"\vack_command\x18\x16 \x01(\v2\x1a.helmr.guest.v1.AckCommandH\x00R\n" +
 	"ackCommand\x12F\n" +
-	"\x0eforget_command\x18\x17 \x01(\v2\x1d.helmr.guest.v1.ForgetCommandH\x00R\rforgetCommandB\x06\n" +
+	"\x0eforget_command\x18\x17 \x01(\v2\x1d.helmr.guest.v1.ForgetCommandH\x00R\rforgetCommand\x12:\n" +
+	"\n" +
+	"place_file\x18\x1e \x01(\v2\x19.helmr.guest.v1.PlaceFileH\x00R\tplaceFileB\x06\n" +
 	"\x04kind\"9\n" +
 	"\bToWorker\x12-\n" +
 	"\x06events\x18\x01 \x03(\v2\x15.helmr.guest.v1.EventR\x06events\"\x9a\x03\n" +
@@ -2239,7 +2339,7 @@ const file_internal_guest_proto_guest_proto_rawDesc = "" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x18\n" +
 	"\astarted\x18\x02 \x01(\bR\astarted\x12\x16\n" +
-	"\x06exited\x18\x03 \x01(\bR\x06exited\"\xa5\x01\n" +
+	"\x06exited\x18\x03 \x01(\bR\x06exited\"\xbf\x01\n" +
 	"\fStartProcess\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
@@ -2248,7 +2348,8 @@ const file_internal_guest_proto_guest_proto_rawDesc = "" +
 	"\x03env\x18\x04 \x03(\tR\x03env\x12\x10\n" +
 	"\x03cwd\x18\x05 \x01(\tR\x03cwd\x12\x12\n" +
 	"\x04user\x18\x06 \x01(\tR\x04user\x12\x14\n" +
-	"\x05start\x18\a \x01(\fR\x05start\"o\n" +
+	"\x05start\x18\a \x01(\fR\x05start\x12\x18\n" +
+	"\arefused\x18\b \x01(\tR\arefused\"o\n" +
 	"\vDeliverTurn\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
@@ -2292,7 +2393,7 @@ const file_internal_guest_proto_guest_proto_rawDesc = "" +
 	"\x05epoch\x18\x02 \x01(\x03R\x05epoch\x12.\n" +
 	"\x06stream\x18\x03 \x01(\x0e2\x16.helmr.guest.v1.StreamR\x06stream\x12\x12\n" +
 	"\x04data\x18\x04 \x01(\fR\x04data\x12\x18\n" +
-	"\adropped\x18\x05 \x01(\x03R\adropped\"\xad\x01\n" +
+	"\adropped\x18\x05 \x01(\x03R\adropped\"\xc7\x01\n" +
 	"\vExecCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x12\n" +
@@ -2302,7 +2403,12 @@ const file_internal_guest_proto_guest_proto_rawDesc = "" +
 	"\x04user\x18\x05 \x01(\tR\x04user\x12\x14\n" +
 	"\x05stdin\x18\x06 \x01(\fR\x05stdin\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\a \x01(\x03R\ttimeoutMs\".\n" +
+	"timeout_ms\x18\a \x01(\x03R\ttimeoutMs\x12\x18\n" +
+	"\arefused\x18\b \x01(\tR\arefused\"M\n" +
+	"\tPlaceFile\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x18\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\x12\x12\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\".\n" +
 	"\rCancelCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\"\xab\x01\n" +
@@ -2372,7 +2478,7 @@ func file_internal_guest_proto_guest_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_guest_proto_guest_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_internal_guest_proto_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_internal_guest_proto_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_internal_guest_proto_guest_proto_goTypes = []any{
 	(Status)(0),            // 0: helmr.guest.v1.Status
 	(ProcessState)(0),      // 1: helmr.guest.v1.ProcessState
@@ -2399,12 +2505,13 @@ var file_internal_guest_proto_guest_proto_goTypes = []any{
 	(*Op)(nil),             // 22: helmr.guest.v1.Op
 	(*Log)(nil),            // 23: helmr.guest.v1.Log
 	(*ExecCommand)(nil),    // 24: helmr.guest.v1.ExecCommand
-	(*CancelCommand)(nil),  // 25: helmr.guest.v1.CancelCommand
-	(*AckCommand)(nil),     // 26: helmr.guest.v1.AckCommand
-	(*ForgetCommand)(nil),  // 27: helmr.guest.v1.ForgetCommand
-	(*CommandStarted)(nil), // 28: helmr.guest.v1.CommandStarted
-	(*CommandOutput)(nil),  // 29: helmr.guest.v1.CommandOutput
-	(*CommandExited)(nil),  // 30: helmr.guest.v1.CommandExited
+	(*PlaceFile)(nil),      // 25: helmr.guest.v1.PlaceFile
+	(*CancelCommand)(nil),  // 26: helmr.guest.v1.CancelCommand
+	(*AckCommand)(nil),     // 27: helmr.guest.v1.AckCommand
+	(*ForgetCommand)(nil),  // 28: helmr.guest.v1.ForgetCommand
+	(*CommandStarted)(nil), // 29: helmr.guest.v1.CommandStarted
+	(*CommandOutput)(nil),  // 30: helmr.guest.v1.CommandOutput
+	(*CommandExited)(nil),  // 31: helmr.guest.v1.CommandExited
 }
 var file_internal_guest_proto_guest_proto_depIdxs = []int32{
 	5,  // 0: helmr.guest.v1.ToGuest.requests:type_name -> helmr.guest.v1.Request
@@ -2417,31 +2524,32 @@ var file_internal_guest_proto_guest_proto_depIdxs = []int32{
 	19, // 7: helmr.guest.v1.Request.ping:type_name -> helmr.guest.v1.Ping
 	20, // 8: helmr.guest.v1.Request.release:type_name -> helmr.guest.v1.Release
 	24, // 9: helmr.guest.v1.Request.exec_command:type_name -> helmr.guest.v1.ExecCommand
-	25, // 10: helmr.guest.v1.Request.cancel_command:type_name -> helmr.guest.v1.CancelCommand
-	26, // 11: helmr.guest.v1.Request.ack_command:type_name -> helmr.guest.v1.AckCommand
-	27, // 12: helmr.guest.v1.Request.forget_command:type_name -> helmr.guest.v1.ForgetCommand
-	7,  // 13: helmr.guest.v1.ToWorker.events:type_name -> helmr.guest.v1.Event
-	9,  // 14: helmr.guest.v1.Event.hello:type_name -> helmr.guest.v1.Hello
-	8,  // 15: helmr.guest.v1.Event.reply:type_name -> helmr.guest.v1.Reply
-	21, // 16: helmr.guest.v1.Event.ops:type_name -> helmr.guest.v1.Ops
-	23, // 17: helmr.guest.v1.Event.log:type_name -> helmr.guest.v1.Log
-	28, // 18: helmr.guest.v1.Event.command_started:type_name -> helmr.guest.v1.CommandStarted
-	29, // 19: helmr.guest.v1.Event.command_output:type_name -> helmr.guest.v1.CommandOutput
-	30, // 20: helmr.guest.v1.Event.command_exited:type_name -> helmr.guest.v1.CommandExited
-	0,  // 21: helmr.guest.v1.Reply.status:type_name -> helmr.guest.v1.Status
-	10, // 22: helmr.guest.v1.Hello.processes:type_name -> helmr.guest.v1.Process
-	11, // 23: helmr.guest.v1.Hello.commands:type_name -> helmr.guest.v1.Command
-	1,  // 24: helmr.guest.v1.Process.state:type_name -> helmr.guest.v1.ProcessState
-	17, // 25: helmr.guest.v1.Acks.acks:type_name -> helmr.guest.v1.Ack
-	22, // 26: helmr.guest.v1.Ops.ops:type_name -> helmr.guest.v1.Op
-	2,  // 27: helmr.guest.v1.Log.stream:type_name -> helmr.guest.v1.Stream
-	2,  // 28: helmr.guest.v1.CommandOutput.stream:type_name -> helmr.guest.v1.Stream
-	3,  // 29: helmr.guest.v1.CommandExited.end:type_name -> helmr.guest.v1.CommandEnd
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	26, // 10: helmr.guest.v1.Request.cancel_command:type_name -> helmr.guest.v1.CancelCommand
+	27, // 11: helmr.guest.v1.Request.ack_command:type_name -> helmr.guest.v1.AckCommand
+	28, // 12: helmr.guest.v1.Request.forget_command:type_name -> helmr.guest.v1.ForgetCommand
+	25, // 13: helmr.guest.v1.Request.place_file:type_name -> helmr.guest.v1.PlaceFile
+	7,  // 14: helmr.guest.v1.ToWorker.events:type_name -> helmr.guest.v1.Event
+	9,  // 15: helmr.guest.v1.Event.hello:type_name -> helmr.guest.v1.Hello
+	8,  // 16: helmr.guest.v1.Event.reply:type_name -> helmr.guest.v1.Reply
+	21, // 17: helmr.guest.v1.Event.ops:type_name -> helmr.guest.v1.Ops
+	23, // 18: helmr.guest.v1.Event.log:type_name -> helmr.guest.v1.Log
+	29, // 19: helmr.guest.v1.Event.command_started:type_name -> helmr.guest.v1.CommandStarted
+	30, // 20: helmr.guest.v1.Event.command_output:type_name -> helmr.guest.v1.CommandOutput
+	31, // 21: helmr.guest.v1.Event.command_exited:type_name -> helmr.guest.v1.CommandExited
+	0,  // 22: helmr.guest.v1.Reply.status:type_name -> helmr.guest.v1.Status
+	10, // 23: helmr.guest.v1.Hello.processes:type_name -> helmr.guest.v1.Process
+	11, // 24: helmr.guest.v1.Hello.commands:type_name -> helmr.guest.v1.Command
+	1,  // 25: helmr.guest.v1.Process.state:type_name -> helmr.guest.v1.ProcessState
+	17, // 26: helmr.guest.v1.Acks.acks:type_name -> helmr.guest.v1.Ack
+	22, // 27: helmr.guest.v1.Ops.ops:type_name -> helmr.guest.v1.Op
+	2,  // 28: helmr.guest.v1.Log.stream:type_name -> helmr.guest.v1.Stream
+	2,  // 29: helmr.guest.v1.CommandOutput.stream:type_name -> helmr.guest.v1.Stream
+	3,  // 30: helmr.guest.v1.CommandExited.end:type_name -> helmr.guest.v1.CommandEnd
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_internal_guest_proto_guest_proto_init() }
@@ -2462,6 +2570,7 @@ func file_internal_guest_proto_guest_proto_init() {
 		(*Request_CancelCommand)(nil),
 		(*Request_AckCommand)(nil),
 		(*Request_ForgetCommand)(nil),
+		(*Request_PlaceFile)(nil),
 	}
 	file_internal_guest_proto_guest_proto_msgTypes[3].OneofWrappers = []any{
 		(*Event_Hello)(nil),
@@ -2478,7 +2587,7 @@ func file_internal_guest_proto_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_guest_proto_guest_proto_rawDesc), len(file_internal_guest_proto_guest_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -15,6 +15,18 @@ type account struct {
 	home       string
 }
 
+// Owner gives the ids under which a program of the user runs, as Spec.User names it.
+func Owner(user string) (uid, gid uint32, err error) {
+	a, err := lookUp(user)
+	switch {
+	case err != nil:
+		return 0, 0, err
+	case a.credential == nil:
+		return uint32(os.Getuid()), uint32(os.Getgid()), nil
+	}
+	return a.credential.Uid, a.credential.Gid, nil
+}
+
 // lookUp reads "", "user", "uid", "user:group" or "uid:gid" with the files of this root filesystem. A uid without an
 // entry has group 0 and home "/", as in other container runtimes.
 func lookUp(spec string) (account, error) {

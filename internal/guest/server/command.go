@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -153,6 +154,10 @@ func (s *Server) execCommand(r *proto.ExecCommand) (proto.Status, string) {
 }
 
 func (s *Server) runCommand(c *command, r *proto.ExecCommand) {
+	if why := r.GetRefused(); why != "" {
+		s.finishCommand(c, scope.Result{}, errors.New(why))
+		return
+	}
 	inside, outside, err := commandPipes()
 	if err != nil {
 		s.finishCommand(c, scope.Result{}, err)

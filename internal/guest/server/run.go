@@ -37,6 +37,10 @@ func (s *Server) run(p *process, r *proto.StartProcess) {
 	note := func(text string) {
 		s.log.Warn("session process", "session", p.key.session, "epoch", p.key.epoch, "note", text)
 	}
+	if why := r.GetRefused(); why != "" {
+		s.finish(p, scope.Result{Failed: why})
+		return
+	}
 	outside, sc, err := startSession(s.reaper, r, note)
 	if err != nil {
 		s.finish(p, scope.Result{Failed: err.Error()})

@@ -161,6 +161,8 @@ func (s *Server) handle(c *conn, r *proto.Request) error {
 		status, detail = s.ackCommand(k.AckCommand)
 	case *proto.Request_ForgetCommand:
 		status, detail = s.forgetCommand(k.ForgetCommand)
+	case *proto.Request_PlaceFile:
+		status, detail = s.placeFile(k.PlaceFile)
 	case nil:
 		return errNoKind
 	default:

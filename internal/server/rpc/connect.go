@@ -126,3 +126,7 @@ func (g *guarded) PublishSave(ctx context.Context, r *workerpb.PublishSaveReques
 func (g *guarded) StoreOutput(ctx context.Context, r *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error) {
 	return g.s.StoreOutput(ctx, r)
 }
+
+func (g *guarded) ResolveSecrets(ctx context.Context, r *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error) {
+	return g.s.ResolveSecrets(ctx, r)
+}

@@ -27,6 +27,7 @@ type Service struct {
 	computers *computer.Service
 	turns     *turn.Service
 	commands  *command.Service
+	secrets   *computer.Resolver
 
 	mu sync.Mutex
 	// watches is guarded by mu.
@@ -34,8 +35,8 @@ type Service struct {
 }
 
 // New makes the service.
-func New(hub *db.Hub, computers *computer.Service, turns *turn.Service, commands *command.Service) *Service {
-	return &Service{hub: hub, computers: computers, turns: turns, commands: commands, watches: map[string]*watch{}}
+func New(hub *db.Hub, computers *computer.Service, turns *turn.Service, commands *command.Service, secrets *computer.Resolver) *Service {
+	return &Service{hub: hub, computers: computers, turns: turns, commands: commands, secrets: secrets, watches: map[string]*watch{}}
 }
 
 // watch collects which Computers of one Worker were signalled since it last asked.
@@ -140,4 +141,9 @@ func (s *Service) PublishSave(ctx context.Context, r *workerpb.PublishSaveReques
 // StoreOutput keeps output of Commands.
 func (s *Service) StoreOutput(ctx context.Context, r *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error) {
 	return s.commands.StoreOutput(ctx, r)
+}
+
+// ResolveSecrets gives the values that a process of a Computer is started with.
+func (s *Service) ResolveSecrets(ctx context.Context, r *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error) {
+	return s.secrets.Resolve(ctx, r)
 }

@@ -27,6 +27,7 @@ import (
 	"helmr.dev/helmr/internal/db/dbtest"
 	"helmr.dev/helmr/internal/deployment"
 	"helmr.dev/helmr/internal/id"
+	"helmr.dev/helmr/internal/secret"
 	"helmr.dev/helmr/internal/server"
 	"helmr.dev/helmr/internal/session"
 	"helmr.dev/helmr/internal/turn"
@@ -41,6 +42,7 @@ type Server struct {
 	Turn   *turn.Service
 	// Command is hosted by Turn, as in a whole installation.
 	Command *command.Service
+	Secret  *secret.Service
 	Log     *Log
 
 	Key           string // all scopes, in the first Environment
@@ -63,6 +65,15 @@ func Start(t testing.TB, d *db.DB, change func(*server.Config)) *Server {
 	rooms := deployment.NewService(d, objects)
 	s := &Server{DB: d, Access: access.NewService(d), Turn: turn.NewService(d, time.Now), Command: command.NewService(d, time.Now), Log: log, stopped: make(chan error, 1)}
 	s.Turn.Host(s.Command)
+	root, err := secret.LocalRoot(make([]byte, secret.RootKeyBytes))
+	if err != nil {
+		t.Fatalf("make root key: %v", err)
+	}
+	keys, err := secret.OpenKeyring(ctx, d, root)
+	if err != nil {
+		t.Fatalf("open keyring: %v", err)
+	}
+	s.Secret = secret.NewService(d, keys, time.Now)
 	boot, err := s.Access.Bootstrap(ctx, access.BootstrapOptions{})
 	if err != nil {
 		t.Fatalf("bootstrap: %v", err)
@@ -75,7 +86,7 @@ func Start(t testing.TB, d *db.DB, change func(*server.Config)) *Server {
 	}
 	s.Server = server.New(config, server.Deps{
 		DB: d, Access: s.Access, Session: session.NewService(d), Turn: s.Turn, Converse: s.Turn, Computer: computer.NewService(d, time.Now),
-		Command:    s.Command,
+		Command: s.Command, Secret: s.Secret,
 		Deployment: rooms, Catalog: rooms, Bundle: rooms, Logger: slog.New(slog.NewJSONHandler(log, nil)),
 	})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -1,0 +1,219 @@
+package computer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/deployment"
+	"helmr.dev/helmr/internal/fault"
+	"helmr.dev/helmr/internal/secret"
+	"helmr.dev/helmr/internal/secret/binding"
+	workerpb "helmr.dev/helmr/internal/worker/proto"
+)
+
+// bindingsFor gives what a Computer of Template t is bound to: the Template's Secrets and those that the request adds.
+func bindingsFor(tx *db.Tx, environmentID string, t *deployment.TemplateDefinition, added []api.SecretBinding) ([]api.SecretBinding, error) {
+	if len(added) == 0 {
+		return t.Secrets, nil
+	}
+	added, err := binding.Normalize("secrets", added)
+	if err == nil {
+		err = binding.CheckSupported("secrets", added)
+	}
+	if err != nil {
+		return nil, refused(err)
+	}
+	var image struct {
+		Env []string `json:"env"`
+	}
+	if err := json.Unmarshal(t.ImageConfig, &image); err != nil {
+		return nil, fmt.Errorf("decode image config: %w", err)
+	}
+	if err := binding.CheckImage("secrets", added, image.Env); err != nil {
+		return nil, refused(err)
+	}
+	all := append(append([]api.SecretBinding{}, t.Secrets...), added...)
+	if all, err = binding.Normalize("secrets (those of the Template first)", all); err != nil {
+		return nil, refused(err)
+	}
+	return all, secret.RequireExisting(tx, environmentID, "the request", binding.Names(added))
+}
+
+// refused gives a broken rule of bindings to the caller.
+func refused(err error) error {
+	if e, ok := errors.AsType[*binding.Error](err); ok {
+		return fault.New(fault.BadRequest, "%s", e.Error()).With("field", e.Field)
+	}
+	return err
+}
+
+// bind keeps the bindings of a new Computer.
+func bind(tx *db.Tx, computerID string, bindings []api.SecretBinding) error {
+	for i, b := range bindings {
+		text, err := json.Marshal(b)
+		if err != nil {
+			return fmt.Errorf("encode binding: %w", err)
+		}
+		if _, err := tx.Exec(sqlBind, computerID, i, b.Secret, string(text)); err != nil {
+			return fmt.Errorf("insert binding: %w", err)
+		}
+	}
+	return nil
+}
+
+// Bindings gives what r is bound to, never values.
+func Bindings(tx *db.Tx, r *Row) ([]api.SecretBinding, error) {
+	out := []api.SecretBinding{}
+	if r.Secrets == 0 {
+		return out, nil
+	}
+	err := tx.Query(func(sc func(...any) error) error {
+		var text string
+		if err := sc(&text); err != nil {
+			return err
+		}
+		var b api.SecretBinding
+		err := json.Unmarshal([]byte(text), &b)
+		out = append(out, b)
+		return err
+	}, sqlBindings, r.ID)
+	if err != nil {
+		return nil, fmt.Errorf("read bindings: %w", err)
+	}
+	return out, nil
+}
+
+// RequireSecrets refuses to start, or to admit, what would be given a Secret that is revoked or too long for its variable:
+// secret_unavailable.
+func RequireSecrets(tx *db.Tx, r *Row) error {
+	if r.Secrets == 0 {
+		return nil
+	}
+	var suspects []api.SecretBinding
+	err := tx.Query(func(sc func(...any) error) error {
+		var text string
+		if err := sc(&text); err != nil {
+			return err
+		}
+		var b api.SecretBinding
+		err := json.Unmarshal([]byte(text), &b)
+		suspects = append(suspects, b)
+		return err
+	}, sqlSuspectBindings, r.ID, r.EnvironmentID, binding.MaxVariableBytes/2)
+	if err != nil {
+		return fmt.Errorf("read bindings: %w", err)
+	}
+	for _, b := range suspects {
+		if _, err := deliverable(tx, r.EnvironmentID, b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deliverable gives the present version of a bound Secret, unless it must not or cannot be delivered.
+func deliverable(tx *db.Tx, environmentID string, b api.SecretBinding) (*secret.Sealed, error) {
+	v, err := secret.Find(tx, environmentID, b.Secret)
+	if err == nil && v == nil {
+		err = fmt.Errorf("secret %s, which is bound, does not exist", b.Secret)
+	}
+	if err == nil {
+		err = v.Usable()
+	}
+	if err == nil && !binding.Fits(b, v.Size) {
+		err = secret.TooLong(v, b.Env.Name)
+	}
+	return v, err
+}
+
+// BoundName gives the first of the names (of variables) that a binding of r sets, "" if none does.
+func BoundName(tx *db.Tx, r *Row, names map[string]string) (string, error) {
+	if len(names) == 0 {
+		return "", nil
+	}
+	bindings, err := Bindings(tx, r)
+	if err != nil {
+		return "", err
+	}
+	for _, b := range bindings {
+		if b.Env == nil {
+			continue
+		}
+		if _, ok := names[b.Env.Name]; ok {
+			return b.Env.Name, nil
+		}
+	}
+	return "", nil
+}
+
+// Resolver hands Workers the values that processes of their Computers are started with. It is apart from Service, as only
+// what answers Workers needs values.
+type Resolver struct {
+	db      *db.DB
+	secrets *secret.Service
+	now     func() time.Time
+}
+
+// NewResolver makes a Resolver. now is the clock.
+func NewResolver(d *db.DB, secrets *secret.Service, now func() time.Time) *Resolver {
+	return &Resolver{db: d, secrets: secrets, now: now}
+}
+
+// Resolve gives the present values of a Computer's raw and file bindings to the Worker that holds it, for one process that
+// is about to start. That the Computer receives them is on record before they leave. Errors: lease_lost,
+// secret_unavailable.
+func (s *Resolver) Resolve(ctx context.Context, req *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error) {
+	var environmentID string
+	var bindings []api.SecretBinding
+	var sealed []*secret.Sealed
+	err := s.db.Write(ctx, func(tx *db.Tx) error {
+		sealed = nil
+		r, err := LockLease(tx, req.GetComputerId(), req.GetWorkerId(), req.GetEpoch())
+		if err != nil {
+			return err
+		}
+		environmentID = r.EnvironmentID
+		if bindings, err = Bindings(tx, r); err != nil {
+			return err
+		}
+		now := db.Millis(s.now())
+		for _, b := range bindings {
+			v, err := deliverable(tx, environmentID, b)
+			if err != nil {
+				return err
+			}
+			sealed = append(sealed, v)
+			if b.Env != nil && b.Env.Mode != binding.Raw {
+				continue
+			}
+			if err := secret.Expose(tx, environmentID, v, r.ID, secret.Received, now); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := &workerpb.ResolveSecretsResponse{}
+	for i, b := range bindings {
+		if b.Env != nil && b.Env.Mode != binding.Raw {
+			continue
+		}
+		value, err := s.secrets.Open(environmentID, sealed[i])
+		if err != nil {
+			return nil, err
+		}
+		if b.File != nil {
+			out.Files = append(out.Files, &workerpb.SecretFile{Path: b.File.Path, Content: value})
+		} else {
+			out.Variables = append(out.Variables, &workerpb.SecretVariable{Name: b.Env.Name, Value: value})
+		}
+	}
+	return out, nil
+}
