@@ -26,8 +26,8 @@ var holdReasons = map[string]string{
 
 // waitReasons says what a Computer waits for.
 var waitReasons = map[string]string{
-	"scheduling":        "no worker has room for its computer; `helmr doctor` and the worker's log tell what this machine offers",
-	"environment_limit": "the environment has as many running computers as it may; it goes on when one of them ends",
+	"scheduling":        "no worker has room for its computer",
+	"environment_limit": "the environment's limits of computers, CPUs and memory leave no room for its computer; close sessions that are done with `helmr session close ID`",
 	"saving":            "its computer is being saved",
 }
 

@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"helmr.dev/helmr/internal/db"
 )
 
 // program is how a test runs a program: its own environment, folder and input.
@@ -143,15 +141,4 @@ func entries(t testing.TB, dir string) []string {
 		names = append(names, e.Name())
 	}
 	return names
-}
-
-// TestOneHelmr is what needs a running helmr with a deployed project, but not one of its own.
-func TestOneHelmr(t *testing.T) {
-	h := start(t, db.SQLite)
-	h.deploy("testdata/project")
-	for name, test := range map[string]func(t *testing.T, h *helmr){
-		"refusals": refusals,
-	} {
-		t.Run(name, func(t *testing.T) { test(t, with(t, h)) })
-	}
 }

@@ -27,6 +27,17 @@ export const counter = agent({
           await pause(50)
         }
         break
+      case "patient": {
+        let stopped = false
+        turn.onCancel(() => {
+          stopped = true
+        })
+        for (let i = 0; i < Number(words[1]) && !stopped; i += 1) {
+          await turn.output.write(`step ${i}`)
+          await pause(50)
+        }
+        break
+      }
       case "write":
         writeFileSync("/work/note", words[1] ?? "")
         break
