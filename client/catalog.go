@@ -44,9 +44,10 @@ func (c *Client) GetTemplate(ctx context.Context, templateID, deploymentID strin
 	return out, err
 }
 
-// ComputerFilter selects Computers. Key refuses Cursor and Limit.
+// ComputerFilter selects Computers: Key alone, or a page, with Secret of those that were handed a value of it.
 type ComputerFilter struct {
 	Key    string
+	Secret string
 	Cursor string
 	Limit  int
 }
@@ -54,7 +55,7 @@ type ComputerFilter struct {
 // ListComputers gives one page of Computers, latest first.
 func (c *Client) ListComputers(ctx context.Context, f ComputerFilter) (api.ComputerPage, error) {
 	var out api.ComputerPage
-	err := c.do(ctx, request{method: http.MethodGet, path: "/v1/computers", query: values("key", f.Key, "cursor", f.Cursor, "limit", number(f.Limit))}, &out)
+	err := c.do(ctx, request{method: http.MethodGet, path: "/v1/computers", query: values("key", f.Key, "secret", f.Secret, "cursor", f.Cursor, "limit", number(f.Limit))}, &out)
 	return out, err
 }
 

@@ -20,9 +20,9 @@ func (a *app) computerCommand() *cobra.Command {
 
 func (a *app) computerList() *cobra.Command {
 	var page pageFlags
-	var key string
+	var key, secret string
 	c := &cobra.Command{
-		Use: "list", Short: "List computers, latest first", Example: "  helmr computer list\n  helmr computer list --key build-box --json", Args: noArgs,
+		Use: "list", Short: "List computers, latest first", Example: "  helmr computer list\n  helmr computer list --key build-box --json\n  helmr computer list --secret MODEL_API_KEY", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := page.check(); err != nil {
 				return err
@@ -31,7 +31,7 @@ func (a *app) computerList() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			f := client.ComputerFilter{Key: key, Cursor: page.cursor, Limit: page.limit}
+			f := client.ComputerFilter{Key: key, Secret: secret, Cursor: page.cursor, Limit: page.limit}
 			if key != "" && !cmd.Flags().Changed("limit") {
 				f.Limit = 0 // a look-up by exact key takes no page
 			}
@@ -41,6 +41,13 @@ func (a *app) computerList() *cobra.Command {
 			}
 			defer a.more(cmd, found.NextCursor)
 			return a.show(cmd, found, func(w *text) {
+				if secret != "" {
+					w.row("ID", "TEMPLATE", "STATUS", "RESIDENCY", "VALUE IN", "KEY", "LAST ACTIVITY")
+					for _, m := range found.Computers {
+						w.row(m.ID, m.Template, m.Status, m.Residency, m.SecretExposure, clean(m.Key), when(m.LastActivityAt))
+					}
+					return
+				}
 				w.row("ID", "TEMPLATE", "STATUS", "RESIDENCY", "WAITS FOR", "KEY", "LAST ACTIVITY")
 				for _, m := range found.Computers {
 					w.row(m.ID, m.Template, m.Status, m.Residency, deref(m.ExecutionWait), clean(m.Key), when(m.LastActivityAt))
@@ -50,6 +57,7 @@ func (a *app) computerList() *cobra.Command {
 	}
 	page.register(c)
 	c.Flags().StringVar(&key, "key", "", "only the computer with this key")
+	c.Flags().StringVar(&secret, "secret", "", "only computers that were handed a value of this secret in readable form")
 	return c
 }
 
@@ -81,6 +89,9 @@ func (a *app) computerGet() *cobra.Command {
 				w.field("waits for", deref(m.ExecutionWait))
 				if m.Error != nil {
 					w.field("error", clean(m.Error.Code+": "+m.Error.Message))
+				}
+				for _, b := range m.Secrets {
+					w.field("secret", describeBinding(b))
 				}
 				w.field("last activity", when(m.LastActivityAt))
 				w.field("created", when(m.CreatedAt))
@@ -126,10 +137,14 @@ func (f *computerFlags) find(cmd *cobra.Command, c *client.Client) (string, erro
 
 func (a *app) computerCreate() *cobra.Command {
 	var req api.ComputerCreateRequest
+	var secretsFile string
 	c := &cobra.Command{
 		Use: "create TEMPLATE", Short: "Make a computer from a template of the current deployment",
 		Long: `Makes a computer and prints its ID. It is started when it is first used. A key finds it again; at most one computer of the
-environment that is not deleted has it.`,
+environment that is not deleted has it.
+
+--secrets-file binds secrets beside those of the template: a JSON array like
+[{"secret":"TOKEN","env":{"name":"TOKEN","mode":"raw"}},{"secret":"KEY","file":{"path":"/run/secrets/key"}}].`,
 		Example: "  helmr computer create triage-box\n  helmr computer create triage-box --key repo:42 --json",
 		Args:    oneArg("TEMPLATE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -138,6 +153,9 @@ environment that is not deleted has it.`,
 				return err
 			}
 			req.Template = args[0]
+			if req.Secrets, err = readBindings(cmd, secretsFile); err != nil {
+				return err
+			}
 			receipt, err := c.CreateComputer(cmd.Context(), req)
 			if err != nil {
 				return err
@@ -146,6 +164,7 @@ environment that is not deleted has it.`,
 		},
 	}
 	c.Flags().StringVar(&req.Key, "key", "", "name to find the computer by")
+	c.Flags().StringVar(&secretsFile, "secrets-file", "", "file with bindings of secrets as JSON; - is stdin")
 	c.Flags().StringVar(&req.IdempotencyKey, "idempotency-key", "", "repeating the command with the same key has no second effect")
 	return c
 }

@@ -112,7 +112,7 @@ Start here:
 		}
 	}
 	add("author", initCommand(), buildCommand(), a.deployCommand(), imageCommand(), a.deploymentCommand(), a.agentCommand(), a.templateCommand())
-	add("use", a.sessionCommand(), a.computerCommand(), a.commandCommand())
+	add("use", a.sessionCommand(), a.computerCommand(), a.commandCommand(), a.secretCommand())
 	add("run", a.devCommand(), a.serverCommand(), a.workerCommand(), a.migrateCommand(), a.doctorCommand())
 	add("self", a.loginCommand(), a.logoutCommand(), a.whoamiCommand(), a.versionCommand(), completionCommand())
 	root.SetHelpCommandGroupID("self")

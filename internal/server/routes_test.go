@@ -95,6 +95,9 @@ func newWorld(t *testing.T, d *db.DB) *world {
 		if err != nil {
 			t.Fatalf("create session: %v", err)
 		}
+		if _, err := c.CreateSecret(ctx, api.SecretCreateRequest{Name: agent, Value: "value"}); err != nil {
+			t.Fatalf("create secret: %v", err)
+		}
 		s, err := c.GetSession(ctx, receipt.SessionID)
 		if err != nil {
 			t.Fatalf("get session: %v", err)
@@ -104,7 +107,7 @@ func newWorld(t *testing.T, d *db.DB) *world {
 			t.Fatalf("create command: %v", err)
 		}
 		return map[string]string{"session_id": s.ID, "turn_id": receipt.TurnID, "computer_id": s.ComputerID, "deployment_id": dep.ID, "command_id": k.CommandID,
-			"question_id": id.New(), "agent_id": agent, "template_id": "box", "digest": strings.Repeat("ab", 32)}
+			"question_id": id.New(), "agent_id": agent, "template_id": "box", "secret_id": agent, "digest": strings.Repeat("ab", 32)}
 	}
 	w.mine, w.foreign = each(w.Key, "mine"), each(w.OtherKey, "theirs")
 	return w
@@ -127,6 +130,9 @@ var bodies = map[string]string{
 	"deleteComputer":     `{}`,
 	"createCommand":      `{"command":["true"]}`,
 	"cancelCommand":      `{}`,
+	"createSecret":       `{"name":"ANOTHER","value":"v"}`,
+	"rotateSecret":       `{"value":"v","idempotency_key":"k"}`,
+	"revokeSecret":       `{"idempotency_key":"k"}`,
 	"promoteDeployment":  `{}`,
 	"planBundleUpload":   `{}`,
 	"uploadBundleObject": `xyz`,
@@ -188,7 +194,7 @@ func TestSpec_01_07_ForeignIsLikeUnknown(t *testing.T) {
 	dbtest.Each(t, func(t *testing.T, d *db.DB) {
 		w := newWorld(t, d)
 		unknown := map[string]string{"session_id": id.New(), "turn_id": id.New(), "computer_id": id.New(), "deployment_id": id.New(), "command_id": id.New(),
-			"question_id": id.New(), "agent_id": "nobody", "template_id": "nothing", "digest": strings.Repeat("cd", 32)}
+			"question_id": id.New(), "agent_id": "nobody", "template_id": "nothing", "secret_id": "nothing", "digest": strings.Repeat("cd", 32)}
 		for _, rt := range w.Routes() {
 			names := pathPart.FindAllStringSubmatch(rt.Path, -1)
 			if len(names) == 0 {
@@ -219,7 +225,7 @@ func TestSpec_01_07_ForeignIsLikeUnknown(t *testing.T) {
 			})
 		}
 		// Nothing of the other Environment shows in lists, or through a Deployment named in the query.
-		for _, path := range []string{"/sessions", "/computers", "/agents?scope=all", "/deployments", "/templates"} {
+		for _, path := range []string{"/sessions", "/computers", "/agents?scope=all", "/deployments", "/templates", "/secrets"} {
 			r := ask(t, w.Key, http.MethodGet, w.URL+"/v1"+path, "")
 			r.want(t, http.StatusOK, "")
 			for name, foreign := range w.foreign {

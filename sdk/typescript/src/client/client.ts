@@ -3,6 +3,7 @@ import { commands, type Commands } from "./commands.js"
 import { computers, type Computers } from "./computers.js"
 import { deployments, type Deployments } from "./deployments.js"
 import { Http } from "./http.js"
+import { secrets, type Secrets } from "./secrets.js"
 import { sessions, type Sessions } from "./sessions.js"
 import { templates, type Templates } from "./templates.js"
 
@@ -20,6 +21,7 @@ export class HelmrClient {
   readonly templates: Templates
   readonly computers: Computers
   readonly commands: Commands
+  readonly secrets: Secrets
   readonly deployments: Deployments
 
   /** Throws TypeError when the API key or the address is missing or malformed. */
@@ -34,6 +36,7 @@ export class HelmrClient {
     this.templates = templates(http)
     this.computers = computers(http)
     this.commands = commands(http)
+    this.secrets = secrets(http)
     this.deployments = deployments(http)
   }
 }
