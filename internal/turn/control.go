@@ -111,8 +111,9 @@ func (s *Service) eachDescendant(w *work, u *unit, do func(*work, *unit) error) 
 		if err != nil {
 			return err
 		}
-		if cw.c.ID == w.c.ID {
-			cw.c = w.c // one row, written once
+		cw.above = w
+		if c := w.row(cw.c.ID); c != nil {
+			cw.c = c
 		}
 		if err := do(cw, cu); err != nil {
 			return err

@@ -226,11 +226,17 @@ func (w *world) question(sessionID, turnID, questionID string) api.Question {
 // child puts a Session below another, on the same Computer, with one queued Turn: what spawn will do.
 func (w *world) child(parentID string) (sessionID, turnID string) {
 	w.t.Helper()
+	return w.childOn(parentID, w.session(parentID).ComputerID)
+}
+
+// childOn is child on another Computer.
+func (w *world) childOn(parentID, computerID string) (sessionID, turnID string) {
+	w.t.Helper()
 	parent := w.session(parentID)
 	turnID = id.New()
 	w.must(w.d.Write(w.t.Context(), func(tx *db.Tx) error {
 		r, err := session.Create(tx, db.Millis(w.clock.now()), session.New{EnvironmentID: w.env, AgentID: parent.AgentID, DeploymentID: parent.DeploymentID,
-			ComputerID: parent.ComputerID, RootSessionID: parent.RootSessionID, ParentSessionID: &parentID})
+			ComputerID: computerID, RootSessionID: parent.RootSessionID, ParentSessionID: &parentID})
 		if err != nil {
 			return err
 		}
@@ -241,7 +247,7 @@ func (w *world) child(parentID string) (sessionID, turnID string) {
 			return err
 		}
 		_, err = tx.Exec(`INSERT INTO turns (id, environment_id, session_id, computer_id, sequence, status, source, input, processing_open, output_bytes, created_at)
-			VALUES (?, ?, ?, ?, 1, 'queued', '{"kind":"session"}', '[]', 0, 0, 0)`, turnID, w.env, sessionID, parent.ComputerID)
+			VALUES (?, ?, ?, ?, 1, 'queued', '{"kind":"session"}', '[]', 0, 0, 0)`, turnID, w.env, sessionID, computerID)
 		return err
 	}))
 	return sessionID, turnID

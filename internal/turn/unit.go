@@ -29,6 +29,18 @@ type work struct {
 	occupants Occupants
 	// admissions and newDiskMiB are what flush takes from the Environment's limits at the end.
 	admissions, newDiskMiB int64
+	// above is the work on the parent Session's Computer, in the same transaction.
+	above *work
+}
+
+// row gives a Computer that this transaction has in hand already, nil if it has not: each row is written once.
+func (w *work) row(computerID string) *computer.Row {
+	for ; w != nil; w = w.above {
+		if w.c.ID == computerID {
+			return w.c
+		}
+	}
+	return nil
 }
 
 // begin locks a Computer's Session for an action from outside.

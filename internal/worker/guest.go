@@ -18,6 +18,8 @@ import (
 // Bounds of what waits between guest and server.
 const (
 	maxPendingBytes = 32 << 20
+	// maxControls is how many keys of what was said an Exchange names; older ones come again and are left out here.
+	maxControls = 64
 	callTimeout     = 10 * time.Second
 )
 
@@ -309,6 +311,9 @@ func (c *computer) talk(ctx context.Context, k processKey, p *process) {
 			}
 		default:
 			p.controls, p.lines = append(p.controls, l.key), p.lines[1:]
+			if extra := len(p.controls) - maxControls; extra > 0 {
+				p.controls = slices.Delete(p.controls, 0, extra)
+			}
 		}
 		c.mu.Unlock()
 		if err != nil && ctx.Err() == nil && !errors.Is(err, guest.ErrDisconnected) && !errors.Is(err, guest.ErrClosed) {
