@@ -69,7 +69,7 @@ func (g *Gateway) prepareGateway() error {
 		for name, value := range map[string]string{
 			"net/ipv4/ip_forward": "1", "net/ipv4/conf/all/rp_filter": "1", "net/ipv4/conf/default/rp_filter": "1",
 			"net/ipv4/conf/all/accept_redirects": "0", "net/ipv4/conf/all/send_redirects": "0", "net/ipv4/conf/default/send_redirects": "0",
-			"net/ipv4/conf/all/accept_source_route": "0", "net/ipv4/conf/all/arp_ignore": "1",
+			"net/ipv4/conf/all/accept_source_route": "0", "net/ipv4/icmp_ratelimit": "0", "net/ipv4/conf/all/arp_ignore": "1",
 		} {
 			if err := setSysctl(name, value); err != nil {
 				return err
