@@ -16,8 +16,8 @@ import (
 // repeated request takes nothing because its transaction leaves nothing. To be cheap between Sessions on PostgreSQL:
 //
 //   - The row is written last in the transaction, so that its lock is held for little more than the commit. At the
-//     default rate of 50 a second admissions of one Environment hardly ever meet; about a thousand a second is the most
-//     that one Environment can admit, whatever its rate says.
+//     default rate of 50 a second admissions of one Environment hardly ever meet; the most that one Environment can admit,
+//     whatever its rate says, is what the database commits one after the other, a few hundred a second and more.
 //   - Turns that end do not touch the row. Its count of unfinished Turns only grows, and is at least the true one; only
 //     when it reaches the limit are the Turns counted (an index of the unfinished ones), under the row's lock.
 
