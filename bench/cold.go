@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-
-	"helmr.dev/helmr/internal/db"
 )
 
 // coldCPUs and coldMiB are the resources of the Template that cold runs on.
@@ -25,9 +23,6 @@ const (
 // cold measures from the call that creates a Session to its first output, in turn with the floor: runsc run of the same
 // image, resources and Node program to its first line.
 func (b *bench) cold(ctx context.Context, h *helmr) error {
-	if h.kind != db.SQLite && b.quick {
-		return nil
-	}
 	var times, floor []float64
 	for i := range b.few(11, 5) + 1 { // the first is to warm up
 		f, err := b.plainStart(ctx, h, i)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -54,29 +55,68 @@ func rss(pid int) (float64, error) {
 
 // sandboxMemory gives the MiB that a sandbox holds: everything of its cgroup that is no file.
 func sandboxMemory(id, dir string) (float64, error) {
-	pid, err := sandboxPID(id, dir)
+	group, version, err := sandboxGroup(id, dir, "memory")
 	if err != nil {
 		return 0, err
 	}
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if version == 1 {
+		return statMiB(filepath.Join(group, "memory.stat"), "total_rss", "total_shmem")
+	}
+	return statMiB(filepath.Join(group, "memory.stat"), "anon", "shmem")
+}
+
+// sandboxCPU gives the CPU time that a sandbox has used, gVisor's kernel and the programs inside together.
+func sandboxCPU(id, dir string) (time.Duration, error) {
+	group, version, err := sandboxGroup(id, dir, "cpuacct")
 	if err != nil {
 		return 0, err
+	}
+	if version == 1 {
+		raw, err := os.ReadFile(filepath.Join(group, "cpuacct.usage"))
+		if err != nil {
+			return 0, err
+		}
+		ns, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+		return time.Duration(ns), err
+	}
+	raw, err := os.ReadFile(filepath.Join(group, "cpu.stat"))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(raw)) {
+		if value, ok := strings.CutPrefix(line, "usage_usec "); ok {
+			us, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
+			return time.Duration(us) * time.Microsecond, err
+		}
+	}
+	return 0, errors.New("cpu.stat does not say what was used")
+}
+
+// sandboxGroup finds the cgroup of a sandbox for a controller, and the version of the hierarchy.
+func sandboxGroup(id, dir, controller string) (path string, version int, err error) {
+	pid, err := sandboxPID(id, dir)
+	if err != nil {
+		return "", 0, err
+	}
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return "", 0, err
 	}
 	for line := range strings.Lines(string(raw)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		if len(parts) != 3 || !strings.Contains(parts[2], "helmr") {
 			continue
 		}
-		switch parts[1] {
-		case "memory":
-			return statMiB(filepath.Join("/sys/fs/cgroup/memory", parts[2], "memory.stat"), "total_rss", "total_shmem")
-		case "":
-			if mib, err := statMiB(filepath.Join("/sys/fs/cgroup", parts[2], "memory.stat"), "anon", "shmem"); err == nil {
-				return mib, nil
-			}
+		if parts[1] == "" {
+			path, version = filepath.Join("/sys/fs/cgroup", parts[2]), 2
+		} else if slices.Contains(strings.Split(parts[1], ","), controller) {
+			return filepath.Join("/sys/fs/cgroup", parts[1], parts[2]), 1, nil
 		}
 	}
-	return 0, errors.New("the sandbox has no memory cgroup: this machine cannot tell what it holds")
+	if version == 0 {
+		err = fmt.Errorf("the sandbox has no cgroup: this machine cannot tell its %s", controller)
+	}
+	return path, version, err
 }
 
 func statMiB(path string, names ...string) (float64, error) {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -79,6 +80,12 @@ func run() (err error) {
 		}
 		fmt.Printf("\nWritten to %s.\n", out)
 	}
+	if readme := filepath.Join(b.root, "bench", "README.md"); out == filepath.Join(b.root, "bench", "results.json") && !b.quick {
+		if err := b.report.writeInto(readme); err != nil {
+			return err
+		}
+		fmt.Println("The table in bench/README.md shows them too.")
+	}
 	if missed := b.report.missed(); check && len(missed) > 0 {
 		return fmt.Errorf("bounds that do not hold: %s", strings.Join(missed, ", "))
 	}
@@ -89,14 +96,17 @@ func run() (err error) {
 type group struct {
 	name string
 	run  func(*bench, context.Context, *helmr) error
+	// both says that -quick measures it on PostgreSQL too.
+	both bool
 }
 
 // onDev are measured on a helmr dev of each database; onSplit on a server and a Worker of their own.
 var (
 	onDev = []group{
-		{"cold", (*bench).cold}, {"warm", (*bench).warm}, {"live", (*bench).live}, {"piped", (*bench).piped}, {"throughput", (*bench).throughput},
+		{"cold", (*bench).cold, false}, {"warm", (*bench).warm, false}, {"live", (*bench).live, false}, {"piped", (*bench).piped, false},
+		{"throughput", (*bench).throughput, true},
 	}
-	onSplit = []group{{"memory", (*bench).memory}, {"sse", (*bench).sse}, {"idle", (*bench).idle}}
+	onSplit = []group{{"memory", (*bench).memory, false}, {"sse", (*bench).sse, false}, {"idle", (*bench).idle, false}}
 )
 
 func groupNames() []string {
@@ -108,17 +118,10 @@ func groupNames() []string {
 }
 
 func (b *bench) measure(ctx context.Context, only string) (err error) {
-	wanted := func(groups []group) (out []group) {
-		for _, g := range groups {
-			if only == "" || strings.Contains(","+only+",", ","+g.name+",") {
-				out = append(out, g)
-			}
+	for name := range strings.SplitSeq(only, ",") {
+		if only != "" && !slices.Contains(groupNames(), name) {
+			return fmt.Errorf("-only: no group is called %q; there are %s", name, strings.Join(groupNames(), ", "))
 		}
-		return out
-	}
-	dev, split := wanted(onDev), wanted(onSplit)
-	if len(dev)+len(split) == 0 {
-		return fmt.Errorf("-only: no group is called %q", only)
 	}
 	b.report.begin()
 	kinds := []db.Kind{db.SQLite}
@@ -128,6 +131,16 @@ func (b *bench) measure(ctx context.Context, only string) (err error) {
 		fmt.Println("HELMR_TEST_POSTGRES is not set: measuring on SQLite only.")
 	}
 	for _, kind := range kinds {
+		wanted := func(groups []group) (out []group) {
+			for _, g := range groups {
+				named := strings.Contains(","+only+",", ","+g.name+",")
+				if named || (only == "" && (kind == db.SQLite || !b.quick || g.both)) {
+					out = append(out, g)
+				}
+			}
+			return out
+		}
+		dev, split := wanted(onDev), wanted(onSplit)
 		if len(dev) > 0 {
 			if err := b.on(ctx, dev, kind, startDev); err != nil {
 				return fmt.Errorf("%s: %w", kind, err)

@@ -126,16 +126,7 @@ func (r *report) print(out io.Writer) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(w, "figure\tdatabase\tvalue\tunit\tfloor\tratio\tbound")
 	for _, f := range r.Figures {
-		floor, ratio, bound := "", "", ""
-		if f.Floor != nil {
-			floor, ratio = number(*f.Floor), number(*f.Ratio)
-		}
-		if f.bound != nil {
-			bound = f.bound.text + ": holds"
-			if !f.bound.keep(f) {
-				bound = f.bound.text + ": MISSED"
-			}
-		}
+		floor, ratio, bound := f.besides()
 		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", f.Name, f.Database, number(f.Value), f.Unit, floor, ratio, bound)
 	}
 	_ = w.Flush()
@@ -149,6 +140,53 @@ func (r *report) write(path string) error {
 	return os.WriteFile(path, append(raw, '\n'), 0o644)
 }
 
+// The table of the latest figures stands between these lines of README.md.
+const (
+	tableBegins = "<!-- figures: written by make bench -->\n"
+	tableEnds   = "<!-- end of figures -->\n"
+)
+
+// writeInto puts the figures into a document.
+func (r *report) writeInto(path string) error {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, begins := strings.Cut(string(raw), tableBegins)
+	_, after, ends := strings.Cut(rest, tableEnds)
+	if !begins || !ends {
+		return fmt.Errorf("%s has no place for the figures", path)
+	}
+	return os.WriteFile(path, []byte(before+tableBegins+r.markdown()+tableEnds+after), 0o644)
+}
+
+func (r *report) markdown() string {
+	m := r.Machine
+	var s strings.Builder
+	fmt.Fprintf(&s, "\n%s, %d CPUs %s, Linux %s; load of the machine before: %s; %.0f s.\n\n", m.Began[:min(10, len(m.Began))], m.CPUs, m.CPU, m.Kernel, m.Load, m.Seconds)
+	s.WriteString("| figure | database | value | floor | ratio | bound |\n|---|---|---|---|---|---|\n")
+	for _, f := range r.Figures {
+		floor, ratio, bound := f.besides()
+		fmt.Fprintf(&s, "| `%s` | %s | %s %s | %s | %s | %s |\n", f.Name, f.Database, number(f.Value), f.Unit, floor, ratio, bound)
+	}
+	s.WriteString("\n")
+	return s.String()
+}
+
+// besides gives what stands beside a value in a table.
+func (f figure) besides() (floor, ratio, bound string) {
+	if f.Floor != nil {
+		floor, ratio = number(*f.Floor), number(*f.Ratio)
+	}
+	if f.bound != nil {
+		bound = f.bound.text + ": holds"
+		if !f.bound.keep(f) {
+			bound = f.bound.text + ": MISSED"
+		}
+	}
+	return floor, ratio, bound
+}
+
 // round keeps four digits that count.
 func round(v float64) float64 {
 	if v == 0 || math.IsNaN(v) || math.IsInf(v, 0) {
@@ -158,7 +196,12 @@ func round(v float64) float64 {
 	return math.Round(v*scale) / scale
 }
 
-func number(v float64) string { return fmt.Sprintf("%.4g", v) }
+func number(v float64) string {
+	if math.Abs(v) >= 1000 {
+		return fmt.Sprintf("%.0f", v)
+	}
+	return fmt.Sprintf("%.4g", v)
+}
 
 // percentile gives the value that p of a hundred do not exceed.
 func percentile(values []float64, p int) float64 {
