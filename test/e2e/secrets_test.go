@@ -137,16 +137,7 @@ func secrets(t *testing.T, h *helmr) {
 		}
 	}
 
-	h.commandWith("", "secret", "revoke", "TOKEN", "--yes")
-	for what, err := range map[string]error{
-		"a Turn":        second(h.Enqueue(ctx, r.SessionID, api.EnqueueRequest{Input: input("look")})),
-		"a new Session": second(h.CreateSession(ctx, api.SessionCreateRequest{Agent: "keeper", Input: input("look")})),
-		"a Command":     second(h.CreateCommand(ctx, s.ComputerID, api.CommandCreateRequest{Command: []string{"true"}})),
-	} {
-		if code(err) != "secret_unavailable" || !strings.Contains(err.Error(), "TOKEN") {
-			t.Errorf("%s after the revocation: %v", what, err)
-		}
-	}
+	h.revoked(r.SessionID, s.ComputerID)
 	h.answersLack(r.SessionID, all)
 	h.stop()
 	for path, i := range h.scan(all) {
@@ -159,6 +150,22 @@ func secrets(t *testing.T, h *helmr) {
 	info, err := os.Stat(filepath.Join(h.dir, "encryption.key"))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Fatalf("the key file: %v, %v", info, err)
+	}
+}
+
+// revoked revokes TOKEN and sees that what would be given it is refused.
+func (h *helmr) revoked(sessionID, computerID string) {
+	h.t.Helper()
+	ctx := context.Background()
+	h.commandWith("", "secret", "revoke", "TOKEN", "--yes")
+	for what, err := range map[string]error{
+		"a Turn":        second(h.Enqueue(ctx, sessionID, api.EnqueueRequest{Input: input("look")})),
+		"a new Session": second(h.CreateSession(ctx, api.SessionCreateRequest{Agent: "keeper", Input: input("look")})),
+		"a Command":     second(h.CreateCommand(ctx, computerID, api.CommandCreateRequest{Command: []string{"true"}})),
+	} {
+		if code(err) != "secret_unavailable" || !strings.Contains(err.Error(), "TOKEN") {
+			h.t.Errorf("%s after the revocation: %v", what, err)
+		}
 	}
 }
 
