@@ -98,7 +98,7 @@ func (d *dev) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	unlock, err := lockFolder(d.dataDir)
+	unlock, err := lockFolder(d.dataDir, "dev", "--data-dir")
 	if err != nil {
 		return err
 	}
@@ -311,7 +311,7 @@ func (d *dev) clearSandboxes(ctx context.Context) error {
 	if _, err := os.Stat(root); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	unlock, err := lockFolder(d.dataDir)
+	unlock, err := lockFolder(d.dataDir, "dev", "--data-dir")
 	if err != nil {
 		return err
 	}
@@ -366,20 +366,4 @@ func checkLoopback(addr string) error {
 		return nil
 	}
 	return usageErrorf("--addr: helmr dev listens on this machine only, for example 127.0.0.1:8080; for others run `helmr server`")
-}
-
-// lockFolder makes the data folder and makes sure that one helmr dev uses it.
-func lockFolder(dir string) (unlock func(), err error) {
-	if err := os.MkdirAll(dir, 0o711); err != nil {
-		return nil, fmt.Errorf("make the data folder: %w", err)
-	}
-	f, err := os.OpenFile(filepath.Join(dir, "dev.lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock the data folder: %w", err)
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = f.Close() // the lock of somebody else is not touched
-		return nil, hinted{fmt.Errorf("another helmr dev runs on %s", dir), "stop it, or name another folder with --data-dir"}
-	}
-	return func() { _ = f.Close() }, nil // closing releases the lock
 }

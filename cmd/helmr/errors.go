@@ -112,7 +112,11 @@ func (a *app) hint(err error) string {
 	}
 	var op *net.OpError
 	var dns *net.DNSError
+	var request *url.Error
 	if errors.Is(err, syscall.ECONNREFUSED) || errors.As(err, &dns) || (errors.As(err, &op) && op.Op == "dial") {
+		if !errors.As(err, &request) {
+			return "nothing answers there: check that it runs, and the setting that names it"
+		}
 		return "no helmr answers there: start one with `helmr dev`, or name another with -a URL"
 	}
 	if errors.Is(err, context.DeadlineExceeded) {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -86,4 +87,20 @@ func logProblems(problems []sandbox.Problem, log *slog.Logger) {
 			log.Warn("this machine lacks something", "what", p.What, "fix", p.Fix)
 		}
 	}
+}
+
+// lockFolder makes a folder and makes sure that one process of a kind uses it; setting is what names the folder.
+func lockFolder(dir, kind, setting string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return nil, fmt.Errorf("make the folder of helmr %s: %w", kind, err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, kind+".lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the folder of helmr %s: %w", kind, err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close() // the lock of somebody else is not touched
+		return nil, hinted{fmt.Errorf("another helmr %s runs on %s", kind, dir), "stop it, or name another folder with " + setting}
+	}
+	return func() { _ = f.Close() }, nil // closing releases the lock
 }

@@ -36,6 +36,9 @@ func (a *app) runWorker(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return settingsError(err)
 	}
+	if os.Geteuid() != 0 {
+		return hinted{errors.New("helmr worker needs root rights: it starts sandboxes"), "run it as root: sudo --preserve-env helmr worker"}
+	}
 	log := processLog(cmd.ErrOrStderr())
 	for _, name := range unused {
 		log.Warn("this setting does nothing yet", "setting", name)
@@ -54,6 +57,11 @@ func (a *app) runWorker(cmd *cobra.Command) (err error) {
 		return err
 	}
 	logProblems(problems, log)
+	unlock, err := lockFolder(s["HELMR_WORKER_WORK_DIR"], "worker", "HELMR_WORKER_WORK_DIR")
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	blobs, err := openBlobs(ctx, s["HELMR_BLOB_URL"], s.s3())
 	if err != nil {
 		return err
@@ -75,9 +83,6 @@ func (a *app) runWorker(cmd *cobra.Command) (err error) {
 func workerConfig(s settings, runsc string, log *slog.Logger) (worker.Config, error) {
 	dir := s["HELMR_WORKER_WORK_DIR"]
 	cfg := worker.Config{Name: s["HELMR_WORKER_NAME"], Dir: dir, Log: log}
-	if err := os.MkdirAll(dir, 0o711); err != nil {
-		return cfg, fmt.Errorf("make HELMR_WORKER_WORK_DIR: %w", err)
-	}
 	var err error
 	if cfg.GuestBinary, err = companion("helmr-guest"); err != nil {
 		return cfg, err

@@ -205,8 +205,11 @@ func TestMachineLacksSomething(t *testing.T) {
 			"HELMR_CACHE_DIR=" + filepath.Join(home, "cache")}}
 		as := []string{"--reuid=65534", "--regid=65534", "--clear-groups", helmr}
 		nobody.run(t, append(as, "dev", "--addr", "127.0.0.1:0")...).refused(t, 1, "needs root rights", "sudo helmr dev")
+		nobody.env = append(nobody.env, "HELMR_BLOB_URL=file:"+home+"/blobs", "HELMR_SERVER_URL=http://127.0.0.1:1", "HELMR_WORKER_NAME=one", "HELMR_WORKER_WORK_DIR="+home+"/work",
+			"HELMR_WORKER_ENROLLMENT_TOKEN_FILE=/dev/null", "HELMR_CHECKPOINT_ENCRYPTION_KEY="+rootKey())
+		nobody.run(t, append(as, "worker")...).refused(t, 1, "needs root rights", "sudo")
 		if left := entries(t, home); len(left) > 0 {
-			t.Errorf("helmr dev left %q", left)
+			t.Errorf("helmr dev and helmr worker left %q", left)
 		}
 		if r := nobody.run(t, append(as, "doctor")...); r.code != 1 || !strings.Contains(r.stdout, "root") {
 			t.Errorf("doctor: exit %d\n%s%s", r.code, r.stdout, r.stderr)
