@@ -5,6 +5,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"net/http"
 	"strings"
 
@@ -85,7 +86,7 @@ func coded(err error) error {
 	case fault.BadRequest, fault.WorkerResourceCustody:
 		code = connect.CodeFailedPrecondition
 	}
-	out := connect.NewError(code, fault.New(f.Code, "%s", f.Message))
+	out := connect.NewError(code, errors.New(f.Message))
 	out.Meta().Set(workerpb.CodeHeader, string(f.Code))
 	return out
 }
