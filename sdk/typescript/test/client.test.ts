@@ -144,6 +144,22 @@ test("every route of the client", async (t) => {
   assert.throws(() => client.sessions.ref(""), TypeError)
 })
 
+test("Spec_10_02 Secrets", async (t) => {
+  const secret = { id: "A", name: "A", status: "active", created_at: "now", rotated_at: "later" }
+  const { client, seen } = await setup(t, ({ url, method }, response) =>
+    json(response, method === "GET" && url.startsWith("/v1/secrets?") ? { secrets: [secret] } : secret))
+  const shown = { id: "A", name: "A", status: "active", createdAt: "now", rotatedAt: "later" }
+  assert.deepEqual(await client.secrets.create({ name: "A", value: "v" }), shown)
+  assert.deepEqual(await client.secrets.get("A"), shown)
+  assert.deepEqual((await client.secrets.list({ name: "A" })).secrets, [shown])
+  await client.secrets.rotate("A", { value: "w", idempotencyKey: "k" })
+  await client.secrets.revoke("A", { idempotencyKey: "k" })
+  assert.deepEqual(seen.map(({ method, url, body }) => `${method} ${url}${body === undefined ? "" : ` ${JSON.stringify(body)}`}`), [
+    'POST /v1/secrets {"name":"A","value":"v"}', "GET /v1/secrets/A", "GET /v1/secrets?name=A",
+    'POST /v1/secrets/A/rotate {"value":"w","idempotency_key":"k"}', 'POST /v1/secrets/A/revoke {"idempotency_key":"k"}',
+  ])
+})
+
 test("Spec_05_10 Spec_06_09 data to Sessions and Turns, Questions and answers", async (t) => {
   const asked = { id: "q", session_id: "s", turn_id: "t", status: "pending", prompt: [{ type: "json", value: { my_key: 1 } }], created_at: "now",
     answer_control: { type: "choice", allowText: true, options: [{ id: "a", label: "A", value: { my_key: 2 } }] } }
