@@ -42,12 +42,12 @@ var allowed = map[string]map[string]string{
 	"internal/image":   {"internal/image": "its parts", "internal/fault": "errors that callers may see"},
 	"internal/guest":   {"internal/guest": "both ends share the wire format"},
 	"internal/worker": {
-		"internal/worker": "its parts and the wire format", "internal/sandbox": "runs Computers", "internal/image": "root filesystems", "internal/guest": "talks to the guest",
+		"internal/worker": "its parts and the wire format", "internal/sandbox": "runs Computers", "internal/egress": "gives them networks", "internal/image": "root filesystems", "internal/guest": "talks to the guest",
 		"internal/blob": "stores and restores Saves", "internal/build/bundle": "unpacks programs and reads image configuration",
 		"internal/fault": "codes that the server sent", "internal/id": "ids of what it starts", "internal/loop": "background work",
 	},
 	"internal/build": {
-		"internal/build": "its parts", "internal/image": "builds the images of Templates", "internal/fault": "a refused manifest", "internal/id": "declared ids",
+		"internal/build": "its parts", "internal/egress/policy": "what a network policy is", "internal/image": "builds the images of Templates", "internal/fault": "a refused manifest", "internal/id": "declared ids",
 		"client/api": "a Secret binding is written in a bundle as in a request", "internal/secret/binding": "the rules of Secret bindings",
 		"sdk/typescript": "the SDK's sources, embedded, so that a project needs no copy to build against",
 		"runtime/node":   "the host program's sources, embedded, so that the binary needs no npm",
