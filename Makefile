@@ -1,7 +1,7 @@
 # One command each for what people do here. CI runs the same ones (.ci/run calls make test).
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo dev test test-go test-ts lint fmt generate bench soak clean
+.PHONY: help setup demo dev examples test test-go test-ts lint fmt generate bench soak clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,6 +14,9 @@ demo: setup ## show an agent at work: deploy it, give it turns, kill helmr in th
 
 dev: setup ## leave a helmr running here with the example deployed (Ctrl-C stops it)
 	@scripts/dev
+
+examples: setup ## run the examples, each with its commands shown; make examples EXAMPLES="approval steering"
+	@scripts/examples $(EXAMPLES)
 
 test: setup ## everything that CI checks
 	@scripts/test

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -126,7 +127,12 @@ func (h *helmr) wrote(sessionID, turnID, text string) {
 func (h *helmr) resulted(sessionID, turnID, want string) {
 	h.t.Helper()
 	v := h.settled(sessionID, turnID)
-	if got := string(v.Result); v.Status != "completed" || got != want {
-		h.t.Fatalf("turn %s: %s %s %+v, want %s\n%s", turnID, v.Status, got, v.Error, want, h.describe(sessionID))
+	var got, expected any
+	_ = json.Unmarshal(v.Result, &got)
+	if err := json.Unmarshal([]byte(want), &expected); err != nil {
+		h.t.Fatal(err)
+	}
+	if v.Status != "completed" || !reflect.DeepEqual(got, expected) {
+		h.t.Fatalf("turn %s: %s %s %+v, want %s\n%s", turnID, v.Status, v.Result, v.Error, want, h.describe(sessionID))
 	}
 }
