@@ -18,11 +18,11 @@ import (
 )
 
 // Random histories of client calls, process operations, failures, lost answers and clock steps, each step checked against
-// the model of the tables. HELMR_MODEL_SEEDS says how many histories (8), HELMR_MODEL_SEED runs one of them again.
+// the model of the tables. HELMR_MODEL_SEEDS says how many histories (6), HELMR_MODEL_SEED runs one of them again.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	const steps = 250
-	seeds := setting(t, "HELMR_MODEL_SEEDS", 8)
+	seeds := setting(t, "HELMR_MODEL_SEEDS", 6)
 	first := uint64(time.Now().UnixNano()) //nolint:gosec // any number will do
 	if s := setting(t, "HELMR_MODEL_SEED", 0); s != 0 {
 		first, seeds = s, 1
