@@ -56,9 +56,10 @@ func (b *bench) idle(ctx context.Context, h *helmr) (err error) {
 		}
 		defer func() { err = errors.Join(err, size.h.serverIs.stop()) }()
 	}
-	for i := range b.few(60, 25) + 5 { // the first five are to warm up
+	const warmUp = 20 // each of the server's connections to the database
+	for i := range b.few(60, 25) + warmUp {
 		for n := range sizes { // either goes first as often
-			if err := sizes[(i+n)%len(sizes)].call(ctx, i >= 5); err != nil {
+			if err := sizes[(i+n)%len(sizes)].call(ctx, i >= warmUp); err != nil {
 				return err
 			}
 		}

@@ -6,14 +6,12 @@ import (
 	"time"
 )
 
-// settle is how long a process may give memory back before it is weighed.
-const settle = 3 * time.Second
-
 // memory weighs a server and a Worker that have served, and what one more idle Session adds: its process in the Computer,
 // and whatever server and Worker keep for it. The floors are a bare HTTP server in Go, and one more Node program that does
 // nothing in a plain sandbox.
 func (b *bench) memory(ctx context.Context, h *helmr) error {
-	const more = 6
+	more := b.few(6, 3)
+	settle := time.Duration(b.few(3, 1)) * time.Second // in which a process may give memory back before it is weighed
 	first, err := h.newWarm(ctx, "noop", "", "")
 	if err != nil {
 		return err
@@ -65,8 +63,8 @@ func (b *bench) memory(ctx context.Context, h *helmr) error {
 	b.report.add("memory_server", h.kind, server, "MiB", plain, nil)
 	b.report.add("memory_worker", h.kind, worker, "MiB", plain, nil)
 	b.report.add("memory_computer", h.kind, computer, "MiB", empty, nil)
-	b.report.add("memory_idle_session", h.kind, (computer2-computer)/more, "MiB", (full-empty)/more, nil)
+	b.report.add("memory_idle_session", h.kind, (computer2-computer)/float64(more), "MiB", (full-empty)/float64(more), nil)
 	// Both move by more than a few Sessions add, so this is a bound and no exact figure.
-	b.report.add("memory_idle_session_outside", h.kind, max(server2-server+worker2-worker, 0)/more, "MiB", 0, nil)
+	b.report.add("memory_idle_session_outside", h.kind, max(server2-server+worker2-worker, 0)/float64(more), "MiB", 0, nil)
 	return endAll(ctx, all)
 }
