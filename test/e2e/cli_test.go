@@ -28,9 +28,15 @@ func TestOneHelmr(t *testing.T) {
 		{"following", following},
 		{"holds", holds},
 		{"logins", logins},
+		{"the SDK", sdk},
 		{"a project from init to promotion", project}, // last: it promotes
 	} {
-		t.Run(part.name, func(t *testing.T) { part.test(t, with(t, h)) })
+		t.Run(part.name, func(t *testing.T) {
+			mine := with(t, h)
+			part.test(t, mine)
+			mine.t = h.t
+			*h = *mine // it may have been started again
+		})
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"helmr.dev/helmr/client"
 	"helmr.dev/helmr/client/api"
@@ -98,8 +99,9 @@ func TestSpec_21_04_SeparateProcesses(t *testing.T) {
 		{"no worker has room", (*cluster).noRoom},
 		{"the servers are told to stop", (*cluster).serversStopped},
 	} {
-		t.Log(part.name)
+		began := time.Now()
 		part.test(c, r.SessionID)
+		t.Logf("%s: %s", part.name, time.Since(began).Round(time.Millisecond))
 	}
 }
 
@@ -250,7 +252,7 @@ func (c *cluster) secondWorker(string) {
 func (c *cluster) wrongToken(string) {
 	token := filepath.Join(writeFiles(c.t, c.t.TempDir(), map[string]string{"token": "hlmr_wgt_wrong\n"}), "token")
 	settings := append(c.workerSettings(), "HELMR_WORKER_WORK_DIR="+c.t.TempDir(), "HELMR_WORKER_ENROLLMENT_TOKEN_FILE="+token, "HELMR_WORKER_NAME=two")
-	c.process(settings...).run(c.t, "worker").refused(c.t, 1, "the enrollment token is not valid", "helmr server worker-token")
+	c.process(settings...).run(c.t, "worker").refused(c.t, 1, "authentication_required: the enrollment token is not valid", "helmr server worker-token")
 }
 
 // noRoom creates a Session whose Computer fits no Worker, though the environment allows it.
