@@ -18,6 +18,7 @@ import (
 
 	"helmr.dev/helmr/internal/access"
 	"helmr.dev/helmr/internal/build"
+	"helmr.dev/helmr/internal/egress"
 	"helmr.dev/helmr/internal/image"
 	"helmr.dev/helmr/internal/sandbox"
 	"helmr.dev/helmr/internal/sandbox/gvisor"
@@ -155,7 +156,7 @@ func (d *dev) check(ctx context.Context) ([]sandbox.Problem, error) {
 	if d.runscPath, err = companion("runsc"); err != nil {
 		return nil, err
 	}
-	problems := gvisor.Preflight(ctx, gvisor.Config{RunscPath: d.runscPath})
+	problems := append(gvisor.Preflight(ctx, gvisor.Config{RunscPath: d.runscPath}), networkProblem(ctx)...)
 	return problems, fatalProblems(problems)
 }
 
@@ -174,7 +175,12 @@ func (d *dev) serve(ctx context.Context, ln net.Listener) (err error) {
 	if err != nil {
 		return err
 	}
-	w, err := d.worker(inst)
+	network, err := openNetwork(ctx, filepath.Join(d.dataDir, "worker"), d.app.getenv, []string{d.database, d.blobs}, d.log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, network.Close()) }()
+	w, err := d.worker(inst, network)
 	if err != nil {
 		return err
 	}
@@ -206,7 +212,7 @@ func (d *dev) serve(ctx context.Context, ln net.Listener) (err error) {
 	return errors.Join(<-ended, <-ended)
 }
 
-func (d *dev) worker(inst *installation) (*worker.Worker, error) {
+func (d *dev) worker(inst *installation, network *egress.Gateway) (*worker.Worker, error) {
 	guest, err := companion("helmr-guest")
 	if err != nil {
 		return nil, err
@@ -231,7 +237,7 @@ func (d *dev) worker(inst *installation) (*worker.Worker, error) {
 	// Unpacked images can be made again, so they are shared by all data folders of this machine.
 	return worker.New(worker.Config{Name: "dev", Dir: dir, ImageDir: filepath.Join(cache, "rootfs"),
 		CPUMillis: offer.cpuMillis * devOvercommit, MemoryMiB: offer.memoryMiB, DiskMiB: offer.diskMiB * devOvercommit,
-		GuestBinary: guest, HostProgram: host, Server: inst.rpc, Runtime: sandboxes, Blob: inst.blobs, Log: d.log})
+		GuestBinary: guest, HostProgram: host, Server: inst.rpc, Runtime: sandboxes, Network: network, Blob: inst.blobs, Log: d.log})
 }
 
 // key gives the API key of this data folder. It is written down before it is made known to the database, so that a crash
@@ -332,6 +338,14 @@ func (d *dev) clearSandboxes(ctx context.Context) error {
 	for _, s := range found {
 		errs = append(errs, r.Remove(ctx, s.ID))
 	}
+	network, err := openNetwork(ctx, filepath.Join(d.dataDir, "worker"), d.app.getenv, nil, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	for _, id := range network.List() {
+		errs = append(errs, network.Remove(id))
+	}
+	errs = append(errs, network.Close())
 	d.app.progress(d.cmd, "%d sandboxes removed.", len(found))
 	return errors.Join(errs...)
 }

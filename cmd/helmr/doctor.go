@@ -109,7 +109,7 @@ func guestProgram() finding {
 func sandboxes(ctx context.Context, runsc string) []finding {
 	var found []finding
 	works := finding{Name: "sandboxes", For: "worker", Status: "ok", Detail: "one was started and removed"}
-	for _, p := range gvisor.Preflight(ctx, gvisor.Config{RunscPath: runsc}) {
+	for _, p := range append(gvisor.Preflight(ctx, gvisor.Config{RunscPath: runsc}), networkProblem(ctx)...) {
 		f := finding{Name: "sandboxes", For: "worker", Status: "weak", Detail: p.What, Fix: p.Fix}
 		if p.Fatal {
 			f.Status, works.Status = "missing", "missing"

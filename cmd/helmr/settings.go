@@ -57,7 +57,7 @@ var settingsTable = []setting{
 	{name: "HELMR_SMTP_PASSWORD", server: true, want: "a text", later: true},
 	{name: "HELMR_RESEND_API_KEY", server: true, want: "a text", later: true},
 	{name: "HELMR_MAGIC_LINK_DEBUG_URLS", server: true, want: "true or false", check: boolean, later: true},
-	{name: "HELMR_BUSINESS_IPV4_CIDRS", server: true, fallback: "[]", want: `a JSON array like ["10.0.0.0/8"]`, check: cidrs, later: true},
+	{name: "HELMR_BUSINESS_IPV4_CIDRS", server: true, worker: true, fallback: "[]", want: `a JSON array like ["10.0.0.0/8"]`, check: cidrs},
 
 	{name: "HELMR_ENVIRONMENT_MAX_RESIDENT_COMPUTERS", server: true, fallback: "16", want: wantNumber, check: positive},
 	{name: "HELMR_ENVIRONMENT_MAX_CPU_MILLIS", server: true, fallback: "32000", want: wantNumber, check: positive},
@@ -77,8 +77,8 @@ var settingsTable = []setting{
 	{name: "HELMR_WORKER_CAPACITY_MEMORY_MIB", worker: true, want: wantNumber, check: positive},
 	{name: "HELMR_WORKER_DISK_MIB", worker: true, want: wantNumber, check: positive},
 	{name: "HELMR_WORKER_DISK_RESERVE_MIB", worker: true, fallback: "1024", want: wantNumber, check: positive},
-	{name: "HELMR_WORKER_NETWORK_RESOLVER_IPV4", worker: true, want: "an IPv4 address", check: ipv4, later: true},
-	{name: "HELMR_WORKER_NETWORK_BLOCKED_IPV4_CIDRS", worker: true, fallback: "[]", want: `a JSON array like ["10.0.0.0/8"]`, check: cidrs, later: true},
+	{name: "HELMR_WORKER_NETWORK_RESOLVER_IPV4", worker: true, want: "an IPv4 address", check: ipv4},
+	{name: "HELMR_WORKER_NETWORK_BLOCKED_IPV4_CIDRS", worker: true, fallback: "[]", want: `a JSON array like ["10.0.0.0/8"]`, check: cidrs},
 }
 
 const (

@@ -52,7 +52,7 @@ func (a *app) runWorker(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	problems := gvisor.Preflight(ctx, gvisor.Config{RunscPath: runsc})
+	problems := append(gvisor.Preflight(ctx, gvisor.Config{RunscPath: runsc}), networkProblem(ctx)...)
 	if err := fatalProblems(problems); err != nil {
 		return err
 	}
@@ -72,6 +72,10 @@ func (a *app) runWorker(cmd *cobra.Command) (err error) {
 		return err
 	}
 	cfg.EnrollmentToken, cfg.Server, cfg.Blob = strings.TrimSpace(string(token)), worker.Remote(serverTransport(s["HELMR_SERVER_URL"]), s["HELMR_SERVER_URL"]), blobs
+	if cfg.Network, err = openNetwork(ctx, cfg.Dir, func(name string) string { return s[name] }, []string{s["HELMR_SERVER_URL"], s["HELMR_S3_ENDPOINT"]}, log); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, cfg.Network.Close()) }()
 	w, err := worker.New(cfg)
 	if err != nil {
 		return err

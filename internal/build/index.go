@@ -16,16 +16,16 @@ import (
 
 	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/build/bundle"
+	"helmr.dev/helmr/internal/egress/policy"
 )
 
 // definition is one exported Agent or Template as the program describes it.
 type definition struct {
-	Kind         string              `json:"kind"`
-	Module       string              `json:"module"`
-	Export       string              `json:"export"`
-	Agent        *agentDefinition    `json:"agent"`
-	Template     *templateDefinition `json:"template"`
-	NetworkGiven bool                `json:"network_given"`
+	Kind     string              `json:"kind"`
+	Module   string              `json:"module"`
+	Export   string              `json:"export"`
+	Agent    *agentDefinition    `json:"agent"`
+	Template *templateDefinition `json:"template"`
 }
 
 func (d definition) id() string {
@@ -49,20 +49,13 @@ type templateDefinition struct {
 	ID                  string              `json:"id"`
 	Image               json.RawMessage     `json:"image"`
 	Resources           bundle.Resources    `json:"resources"`
-	Network             networkDefinition   `json:"network"`
+	Network             policy.Policy       `json:"network"`
 	HasPrepare          bool                `json:"has_prepare"`
 	PrepareNetwork      json.RawMessage     `json:"prepare_network"`
 	PrepareSecrets      []json.RawMessage   `json:"prepare_secrets"`
 	RefreshEveryMs      *int64              `json:"refresh_every_ms"`
 	Secrets             []api.SecretBinding `json:"secrets"`
 	DeleteAfterUnusedMs *int64              `json:"delete_after_unused_ms"`
-
-	networkGiven bool
-}
-
-type networkDefinition struct {
-	BlockAll     bool              `json:"blockAll"`
-	AllowDomains []json.RawMessage `json:"allowDomains"`
 }
 
 // index is what was found in a project, and the program that holds it.

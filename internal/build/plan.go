@@ -25,11 +25,7 @@ func makePlan(found []definition, modules []string, c config, r reporter) (bundl
 	}
 	slices.SortFunc(found, func(a, b definition) int { return cmp.Compare(a.id(), b.id()) })
 	var images []json.RawMessage
-	var open []string
 	for _, d := range found {
-		if d.Template != nil {
-			d.Template.networkGiven = d.NetworkGiven
-		}
 		if err := checkSupported(d); err != nil {
 			return plan, nil, err
 		}
@@ -43,18 +39,12 @@ func makePlan(found []definition, modules []string, c config, r reporter) (bundl
 		t := d.Template
 		plan.Templates = append(plan.Templates, bundle.Template{
 			ID: t.ID, Module: d.Module, Export: d.Export, Resources: t.Resources,
-			Network: bundle.Network{BlockAll: t.Network.BlockAll}, DeleteAfterUnusedMs: t.DeleteAfterUnusedMs, Secrets: t.Secrets,
+			Network: t.Network, DeleteAfterUnusedMs: t.DeleteAfterUnusedMs, Secrets: t.Secrets,
 		})
 		images = append(images, t.Image)
-		if !t.Network.BlockAll {
-			open = append(open, t.ID)
-		}
 	}
 	if len(plan.Templates) > bundle.MaxImages {
 		return plan, nil, problem("", "Let Agents share Templates, or split the project", "there are %d Templates; at most %d are allowed", len(plan.Templates), bundle.MaxImages)
-	}
-	if len(open) > 0 {
-		r.warn("Computers have no network in this version of helmr; it comes later (templates: %s)", shortList(open))
 	}
 	return plan, images, nil
 }

@@ -1,6 +1,7 @@
 package build
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 )
@@ -79,8 +80,6 @@ func TestBadProjectsAreRefused(t *testing.T) {
 		"hibernation":   {[]string{module, agentWith(`hibernateAfterIdle: "15m"`)}, []string{module, `agent "one"`, "hibernateAfterIdle", "not supported"}},
 		"prepare":       {[]string{module, templateWith(`prepare: async () => {}`)}, []string{module, `template "other"`, "prepare is not supported"}},
 		"refresh":       {[]string{module, templateWith(`refresh: { every: "12h" }`)}, []string{module, `template "other"`, "refresh"}},
-		"allowDomains":  {[]string{module, templateWith(`network: { allowDomains: ["api.example.com"] }`)}, []string{module, `template "other"`, "network.allowDomains"}},
-		"open network":  {[]string{module, templateWith(`network: { blockAll: false }`)}, []string{module, `template "other"`, "network"}},
 		"delete unused": {[]string{module, templateWith(`deleteAfterUnused: "30d"`)}, []string{module, `template "other"`, "deleteAfterUnused"}},
 		"secrets":       {[]string{module, templateWith(`secrets: [{ secret: "T", env: { name: "T", mode: "protected", allowedOrigins: ["https://a.example.com"] } }]`)}, []string{module, `template "other"`, "secrets", "protected"}},
 		"task":          {[]string{module, "import { task } from '@helmr/sdk'\nexport const t = task({ id: 't' })"}, []string{module + ":2:18", "task()"}},
@@ -102,20 +101,22 @@ func TestBadProjectsAreRefused(t *testing.T) {
 	}
 }
 
-func TestOpenNetworkIsWarnedOf(t *testing.T) {
+func TestNetworkPoliciesAreIndexed(t *testing.T) {
 	t.Parallel()
-	_, r, err := prepared(t, project(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(r.warnings(), "no network") {
-		t.Errorf("no warning: %q", r.warnings())
-	}
-	_, r, err = prepared(t, project(t, "agents/one.ts", templateWith("network: { blockAll: true }")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r.warnings() != "" {
-		t.Errorf("warned: %q", r.warnings())
+	for text, want := range map[string]string{
+		"":                             `{"blockAll":false}`,
+		"network: { blockAll: true }":  `{"blockAll":true}`,
+		"network: { blockAll: false }": `{"blockAll":false}`,
+		`network: { allowDomains: ["API.example.com.", { domain: "*.corp.example", ipRanges: ["10.20.0.0/16"] }] }`: `{"allowDomains":["api.example.com",{"domain":"*.corp.example","ipRanges":["10.20.0.0/16"]}]}`,
+	} {
+		p, _, err := prepared(t, project(t, "agents/one.ts", templateWith(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, template := range p.index.plan.Templates {
+			if got, err := json.Marshal(template.Network); template.ID == "other" && (err != nil || string(got) != want) {
+				t.Errorf("%s: %s, %v", text, got, err)
+			}
+		}
 	}
 }

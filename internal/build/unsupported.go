@@ -36,10 +36,6 @@ var (
 		{"refresh", func(t templateDefinition) bool { return t.RefreshEveryMs != nil }, "Leave it out"},
 		{`secrets with mode "protected"`, func(t templateDefinition) bool { return binding.CheckSupported("secrets", t.Secrets) != nil },
 			`Leave the binding out, or use mode "raw" or a file if the Computer may see the value`},
-		{"network.allowDomains", func(t templateDefinition) bool { return len(t.Network.AllowDomains) > 0 }, "Leave network out or write { blockAll: true }: Computers have no network yet"},
-		{"network.blockAll: false", func(t templateDefinition) bool {
-			return t.networkGiven && !t.Network.BlockAll && t.Network.AllowDomains == nil
-		}, "Leave network out or write { blockAll: true }: Computers have no network yet"},
 		{"deleteAfterUnused", func(t templateDefinition) bool { return t.DeleteAfterUnusedMs != nil }, `Leave it out or write "never"`},
 	}
 )

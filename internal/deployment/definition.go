@@ -31,6 +31,7 @@ type TemplateDefinition struct {
 	ImageDigest         string
 	DeleteAfterUnusedMs *int64
 	ImageConfig         json.RawMessage
+	Network             json.RawMessage // the normalized network policy
 	// Secrets are the bindings of its Computers, normalized.
 	Secrets []api.SecretBinding
 }
@@ -81,7 +82,7 @@ func FindTemplate(tx *db.Tx, deploymentID, templateID string) (*TemplateDefiniti
 	if err := json.Unmarshal([]byte(text), &rest); err != nil {
 		return nil, fmt.Errorf("decode template definition: %w", err)
 	}
-	t.ImageConfig, t.Secrets = rest.ImageConfig, rest.Secrets
+	t.ImageConfig, t.Secrets, t.Network = rest.ImageConfig, rest.Secrets, rest.Network
 	return &t, nil
 }
 

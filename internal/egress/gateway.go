@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -332,7 +333,9 @@ func (g *Gateway) shut() error {
 	g.stop()
 	var errs []error
 	for _, c := range g.closers {
-		errs = append(errs, c())
+		if err := c(); !errors.Is(err, net.ErrClosed) { // some are closed by what they serve
+			errs = append(errs, err)
+		}
 	}
 	g.running.Wait()
 	for _, c := range g.computers {

@@ -12,6 +12,7 @@ import (
 // The parts that rules are put together from. Registers are overwritten by the next part that loads something.
 
 const (
+	icmpPortUnreachable = 3
 	icmpAdminProhibited = 13 // "communication administratively prohibited"
 	ctStatusDNAT        = 1 << 5
 )

@@ -159,6 +159,8 @@ func (r *rules) chains(c *nftables.Conn) {
 	rule(output, state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictAccept))
 
 	rule(refuse, protocolIs(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
+	// Of the codes, gVisor tells programs about this one.
+	rule(refuse, protocolIs(unix.IPPROTO_UDP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpPortUnreachable}})
 	rule(refuse, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpAdminProhibited}})
 
 	rule(leave, interfaceIs(expr.MetaKeyOIFNAME, uplinkInside), []expr.Any{&expr.Masq{}})

@@ -18,7 +18,7 @@ var (
 	ErrNotRunning = errors.New("sandbox is not running")
 )
 
-// Mount binds a folder of the host into the sandbox, read-only. Unix sockets in it can be dialled from inside, also
+// Mount binds a folder or a file of the host into the sandbox, read-only. Unix sockets in it can be dialled from inside, also
 // when the host makes them anew while the sandbox runs.
 type Mount struct {
 	Source      string // absolute path on the host
@@ -34,6 +34,10 @@ type Spec struct {
 	Env    []string // KEY=value
 	Cwd    string   // working folder of PID 1; "" is /
 	Mounts []Mount  // at least one
+
+	// NetNS is the path of the network namespace whose devices, addresses and routes the sandbox takes over; "" gives it
+	// no network. To resume a checkpoint it may be another namespace, but not one where there was none.
+	NetNS string
 
 	CPUMillis int64 // thousandths of a CPU
 	MemoryMiB int64 // bound of everything the sandbox holds in memory, the runtime's own part included

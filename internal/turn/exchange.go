@@ -6,6 +6,7 @@ import (
 
 	"helmr.dev/helmr/internal/computer"
 	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/deployment"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/session"
 	workerpb "helmr.dev/helmr/internal/worker/proto"
@@ -98,8 +99,16 @@ func (x *exchange) spec() error {
 	if err != nil {
 		return err
 	}
+	template, err := deployment.FindTemplate(x.tx, x.c.DeploymentID, x.c.TemplateID)
+	if err != nil {
+		return err
+	}
+	network := "" // blocks everything
+	if template != nil {
+		network = string(template.Network)
+	}
 	x.out.Spec = &workerpb.ComputerSpec{EnvironmentId: x.c.EnvironmentID, ImageDigest: x.c.ImageDigest, MilliCpu: x.c.MilliCPU, MemoryMib: x.c.MemoryMiB,
-		DiskMib: x.c.DiskMiB, SaveManifest: manifest}
+		DiskMib: x.c.DiskMiB, SaveManifest: manifest, Network: network}
 	return nil
 }
 

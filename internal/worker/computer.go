@@ -118,7 +118,7 @@ func (c *computer) run(ctx context.Context, living bool) {
 // remove removes the sandbox and every file of the Computer, for as long as it takes.
 func (c *computer) remove() {
 	for pause := time.Second; ; pause = min(pause*2, time.Minute) {
-		err := c.w.cfg.Runtime.Remove(context.Background(), c.id)
+		err := c.w.removeSandbox(context.Background(), c.id)
 		if err == nil {
 			err = os.RemoveAll(c.w.computerDir(c.id))
 		}
@@ -216,7 +216,7 @@ func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec
 	if err != nil {
 		return err
 	}
-	if err := cfg.Runtime.Remove(ctx, c.id); err != nil { // what an earlier attempt may have left
+	if err := c.w.removeSandbox(ctx, c.id); err != nil { // what an earlier attempt may have left
 		return fmt.Errorf("clear sandbox: %w", err)
 	}
 	dir := c.w.sandboxDir(c.id, c.epoch)
@@ -241,9 +241,13 @@ func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec
 	if err != nil {
 		return err
 	}
-	err = cfg.Runtime.Start(ctx, sandbox.Spec{ID: c.id, RootFS: rootfs, Args: []string{guestInside}, Env: environment(config), Dir: dir, DiskFrom: disk,
-		Mounts: []sandbox.Mount{{Source: c.w.assets.runtime, Destination: runtimeInside}, {Source: programs, Destination: programsInside},
-			{Source: filepath.Dir(c.socket()), Destination: socketInside}},
+	net, mounts, err := c.network(spec.GetNetwork())
+	if err != nil {
+		return err
+	}
+	err = cfg.Runtime.Start(ctx, sandbox.Spec{ID: c.id, NetNS: net, RootFS: rootfs, Args: []string{guestInside}, Env: environment(config), Dir: dir, DiskFrom: disk,
+		Mounts: append(mounts, sandbox.Mount{Source: c.w.assets.runtime, Destination: runtimeInside}, sandbox.Mount{Source: programs, Destination: programsInside},
+			sandbox.Mount{Source: filepath.Dir(c.socket()), Destination: socketInside}),
 		CPUMillis: spec.GetMilliCpu(), MemoryMiB: spec.GetMemoryMib(), DiskMiB: spec.GetDiskMib()})
 	if err != nil {
 		return fmt.Errorf("start sandbox: %w", err)
@@ -334,6 +338,9 @@ func (c *computer) reconnect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if !c.networkIntact(spec.GetNetwork()) {
+		return errors.New("its network is gone")
+	}
 	_, config, err := c.w.assets.image(ctx, spec.GetImageDigest())
 	if err != nil {
 		return fmt.Errorf("read image: %w", err)
@@ -380,7 +387,7 @@ func (c *computer) stop(ctx context.Context) error {
 	c.stopping = true
 	c.mu.Unlock()
 	for pause := time.Second; ; pause = min(pause*2, time.Minute) {
-		err := c.w.cfg.Runtime.Remove(ctx, c.id)
+		err := c.w.removeSandbox(ctx, c.id)
 		if err == nil {
 			c.setPhase(workerpb.Phase_PHASE_STOPPED, "")
 			return nil

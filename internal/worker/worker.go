@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"helmr.dev/helmr/internal/blob"
+	"helmr.dev/helmr/internal/egress"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/image"
 	"helmr.dev/helmr/internal/sandbox"
@@ -57,6 +58,8 @@ type Config struct {
 
 	Server  Server
 	Runtime sandbox.Runtime
+	// Network gives Computers their networks; nil for none, whatever their policy.
+	Network *egress.Gateway
 	Blob    *blob.Store
 	Log     *slog.Logger
 }
@@ -191,9 +194,12 @@ func (w *Worker) adopt(ctx context.Context, found []sandbox.Status) error {
 			continue
 		}
 		w.cfg.Log.Info("removing a sandbox without a lease", "computer", s.ID)
-		if err := w.cfg.Runtime.Remove(ctx, s.ID); err != nil {
+		if err := w.removeSandbox(ctx, s.ID); err != nil {
 			return fmt.Errorf("remove sandbox %s: %w", s.ID, err)
 		}
+	}
+	if err := w.sweepNetworks(living); err != nil {
+		return err
 	}
 	w.sweep(held)
 	for computerID, epoch := range held {

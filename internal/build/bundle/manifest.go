@@ -10,6 +10,7 @@ import (
 	"github.com/gowebpki/jcs"
 
 	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/egress/policy"
 )
 
 // Names and media types of contract version 0.
@@ -113,12 +114,12 @@ type Agent struct {
 // Template is one indexed Template. A Template that no module exports by itself has the Export of the Agent through
 // which it is reached, followed by ".template".
 type Template struct {
-	ID                  string    `json:"id"`
-	Module              string    `json:"module"`
-	Export              string    `json:"export"`
-	Resources           Resources `json:"resources"`
-	Network             Network   `json:"network"`
-	DeleteAfterUnusedMs *int64    `json:"delete_after_unused_ms"`
+	ID                  string        `json:"id"`
+	Module              string        `json:"module"`
+	Export              string        `json:"export"`
+	Resources           Resources     `json:"resources"`
+	Network             policy.Policy `json:"network"`
+	DeleteAfterUnusedMs *int64        `json:"delete_after_unused_ms"`
 	// Secrets are the bindings of its Computers, normalized; absent when there are none.
 	Secrets []api.SecretBinding `json:"secrets,omitempty"`
 }
@@ -128,11 +129,6 @@ type Resources struct {
 	MilliCPU  int64  `json:"milli_cpu"`
 	MemoryMiB int64  `json:"memory_mib"`
 	DiskMiB   *int64 `json:"disk_mib,omitempty"`
-}
-
-// Network is a normalized network policy.
-type Network struct {
-	BlockAll bool `json:"blockAll"`
 }
 
 // Canonical gives the RFC 8785 form of a value that encodes as JSON.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"helmr.dev/helmr/internal/egress/policy"
 	"helmr.dev/helmr/internal/fault"
 )
 
@@ -29,7 +30,7 @@ func valid() *Manifest {
 			},
 			Templates: []Template{
 				{ID: "box", Module: "agents/fixer.ts", Export: "fixer.template", Resources: Resources{MilliCPU: 1000, MemoryMiB: 512}},
-				{ID: "large", Module: "agents/reviewer.ts", Export: "large", Resources: Resources{MilliCPU: 4000, MemoryMiB: 8192, DiskMiB: number(1 << 20)}, Network: Network{BlockAll: true}},
+				{ID: "large", Module: "agents/reviewer.ts", Export: "large", Resources: Resources{MilliCPU: 4000, MemoryMiB: 8192, DiskMiB: number(1 << 20)}, Network: policy.Policy{BlockAll: true}},
 			},
 		},
 		Runtime: Runtime{Protocol: ProtocolVersion, SDK: "0.1.0"}, Program: Program{Digest: programDigest, Entry: Entry},

@@ -30,6 +30,5 @@ export function definitions() {
   }
   return [...found].map(([definition, { module, name, kind }]) => ({
     kind, module, export: name, [kind]: describe(definition),
-    ...(kind === "template" ? { network_given: definition.network !== undefined } : {}),
   }))
 }

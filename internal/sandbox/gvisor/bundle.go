@@ -71,6 +71,8 @@ func check(s sandbox.Spec) error {
 	case len(s.Mounts) == 0:
 		// Without a bind runsc starts no gofer, and then forgets to make the file of the writable layer.
 		return fmt.Errorf("mounts: want at least one")
+	case s.NetNS != "" && !filepath.IsAbs(s.NetNS):
+		return fmt.Errorf("network namespace %q: want an absolute path", s.NetNS)
 	case s.DiskFrom != "" && s.MemoryFrom != "":
 		return fmt.Errorf("disk and memory to start from: a checkpoint holds both, give one")
 	}
@@ -124,7 +126,7 @@ func ociSpec(s sandbox.Spec, cg cgroups, cgroupName string) *specs.Spec {
 			CgroupsPath: "/" + cgroupName,
 			Resources:   resources(s, cg),
 			Namespaces: []specs.LinuxNamespace{
-				{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.NetworkNamespace},
+				{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.NetworkNamespace, Path: s.NetNS},
 				{Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
 			},
 		},

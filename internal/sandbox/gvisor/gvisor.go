@@ -1,5 +1,5 @@
 // Package gvisor runs sandboxes with gVisor's runsc command, one gVisor kernel for each. It is not a general container
-// runtime: one container in a sandbox, no network, no hooks, no terminal.
+// runtime: one container in a sandbox, no network but a namespace that it is given, no hooks, no terminal.
 //
 // The root filesystem is one EROFS file under an overlay that gVisor's kernel holds: its tree in memory, its contents
 // in one file on the host, with a size limit. That overlay is what a save captures. Times of restored files are rounded to
@@ -175,11 +175,12 @@ func (r *Runtime) start(ctx context.Context, spec sandbox.Spec, rec record) erro
 		args = append(args, "-fs-restore-image-path="+spec.DiskFrom)
 	}
 	err = r.runsc(ctx, call{
-		global: []string{"--panic-log=" + panicLog(spec.Dir)},
-		args:   append(args, "-detach", "-bundle="+bundle, "-pid-file="+pidFile, spec.ID),
-		log:    filepath.Join(spec.Dir, "start.log"),
-		extra:  []*os.File{rootfs},
-		stderr: console,
+		global:  []string{"--panic-log=" + panicLog(spec.Dir)},
+		network: spec.NetNS != "",
+		args:    append(args, "-detach", "-bundle="+bundle, "-pid-file="+pidFile, spec.ID),
+		log:     filepath.Join(spec.Dir, "start.log"),
+		extra:   []*os.File{rootfs},
+		stderr:  console,
 	})
 	if err != nil {
 		// When gVisor's kernel crashed, runsc itself only saw it go away.

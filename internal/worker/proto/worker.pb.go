@@ -1058,7 +1058,9 @@ type ComputerSpec struct {
 	MemoryMib     int64                  `protobuf:"varint,4,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
 	DiskMib       int64                  `protobuf:"varint,5,opt,name=disk_mib,json=diskMib,proto3" json:"disk_mib,omitempty"`
 	// The manifest of the Save that the disk starts from; empty for the image itself.
-	SaveManifest  string `protobuf:"bytes,6,opt,name=save_manifest,json=saveManifest,proto3" json:"save_manifest,omitempty"`
+	SaveManifest string `protobuf:"bytes,6,opt,name=save_manifest,json=saveManifest,proto3" json:"save_manifest,omitempty"`
+	// The Template's normalized network policy as JSON; empty is taken for one that blocks everything.
+	Network       string `protobuf:"bytes,7,opt,name=network,proto3" json:"network,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1131,6 +1133,13 @@ func (x *ComputerSpec) GetDiskMib() int64 {
 func (x *ComputerSpec) GetSaveManifest() string {
 	if x != nil {
 		return x.SaveManifest
+	}
+	return ""
+}
+
+func (x *ComputerSpec) GetNetwork() string {
+	if x != nil {
+		return x.Network
 	}
 	return ""
 }
@@ -2443,7 +2452,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"deliveries\x124\n" +
 	"\bcontrols\x18\a \x03(\v2\x18.helmr.worker.v1.ControlR\bcontrols\x12.\n" +
 	"\x04save\x18\b \x01(\v2\x1a.helmr.worker.v1.SaveOrderR\x04save\x12:\n" +
-	"\bcommands\x18\t \x03(\v2\x1e.helmr.worker.v1.WantedCommandR\bcommands\"\xd4\x01\n" +
+	"\bcommands\x18\t \x03(\v2\x1e.helmr.worker.v1.WantedCommandR\bcommands\"\xee\x01\n" +
 	"\fComputerSpec\x12%\n" +
 	"\x0eenvironment_id\x18\x01 \x01(\tR\renvironmentId\x12!\n" +
 	"\fimage_digest\x18\x02 \x01(\tR\vimageDigest\x12\x1b\n" +
@@ -2451,7 +2460,8 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\n" +
 	"memory_mib\x18\x04 \x01(\x03R\tmemoryMib\x12\x19\n" +
 	"\bdisk_mib\x18\x05 \x01(\x03R\adiskMib\x12#\n" +
-	"\rsave_manifest\x18\x06 \x01(\tR\fsaveManifest\"l\n" +
+	"\rsave_manifest\x18\x06 \x01(\tR\fsaveManifest\x12\x18\n" +
+	"\anetwork\x18\a \x01(\tR\anetwork\"l\n" +
 	"\vProcessAcks\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +

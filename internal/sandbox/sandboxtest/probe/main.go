@@ -29,6 +29,7 @@ func main() {
 		"init": initProcess, "make": makeTree, "change": changeTree, "describe": describe, "fill": fill, "eat": eat,
 		"create": create, "device": device, "memory": memory, "pidns": pidNamespace, "interfaces": interfaces,
 		"exit": exit, "echo": echo, "privileges": privileges,
+		"connect": connect, "secure": secure, "lookup": lookUp, "raw": raw,
 	}
 	run := commands[os.Args[1]]
 	if run == nil {
@@ -54,12 +55,16 @@ type Hello struct {
 	PID   int
 }
 
-// initProcess is PID 1: it dials the host's socket for ever, says hello and waits for the host to hang up.
+// initProcess is PID 1: it dials the host's socket for ever, says hello and waits for the host to hang up. Before, it
+// connects to the second argument, if there is one, and keeps the connection.
 func initProcess(args []string) error {
 	fmt.Fprintln(os.Stderr, "probe: hello from PID 1")
 	token := make([]byte, 16)
 	rand.Read(token)
 	cwd, _ := os.Getwd()
+	if len(args) > 1 {
+		hold(args[1])
+	}
 	for count := 0; ; {
 		conn, err := net.Dial("unix", args[0])
 		if err != nil {
