@@ -50,6 +50,8 @@ type helmr struct {
 	exited   chan error
 	out      *bytes.Buffer
 	info     devInfo
+	netns    string   // path of the network namespace that it lives in; "" for the machine's own
+	env      []string // further environment of helmr dev
 	*client.Client
 }
 
@@ -61,6 +63,14 @@ type devInfo struct {
 
 // start runs helmr dev on a fresh database of one kind and removes everything when the test ends.
 func start(t testing.TB, kind db.Kind) *helmr {
+	t.Helper()
+	h := prepare(t, kind)
+	h.run()
+	return h
+}
+
+// prepare is start without running it yet.
+func prepare(t testing.TB, kind db.Kind) *helmr {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("the end-to-end tests start sandboxes: run them as root")
@@ -75,7 +85,6 @@ func start(t testing.TB, kind db.Kind) *helmr {
 		h.database = dbtest.URL(t, kind)
 	}
 	t.Cleanup(h.close)
-	h.run()
 	return h
 }
 
@@ -88,8 +97,8 @@ func (h *helmr) run() {
 	if h.info.URL != "" {
 		addr = strings.TrimPrefix(h.info.URL, "http://") // clients of before go on
 	}
-	h.cmd = exec.Command(binary(h.t, "helmr"), "dev", "--data-dir", h.dir, "--addr", addr, "--database", h.database)
-	h.cmd.Env = append(os.Environ(), "HELMR_CONFIG_DIR="+h.config)
+	h.cmd = h.invoke("dev", "--data-dir", h.dir, "--addr", addr, "--database", h.database)
+	h.cmd.Env = append(h.cmd.Env, h.env...)
 	h.cmd.Stdout, h.cmd.Stderr = h.out, h.out
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := h.cmd.Start(); err != nil {
@@ -109,10 +118,23 @@ func (h *helmr) run() {
 	h.Client = client.New(h.info.URL, h.info.APIKey)
 }
 
+// invoke is a run of the helmr binary, not started.
+func (h *helmr) invoke(args ...string) *exec.Cmd {
+	name := binary(h.t, "helmr")
+	if h.netns != "" {
+		args = append([]string{"--net=" + h.netns, name}, args...)
+		name = "nsenter"
+	}
+	cmd := exec.Command(name, args...)
+	cmd.Env = append(os.Environ(), "HELMR_CONFIG_DIR="+h.config)
+	return cmd
+}
+
 // kill ends helmr dev with SIGKILL; its sandboxes live on.
 func (h *helmr) kill() {
 	_ = h.cmd.Process.Kill()
 	<-h.exited
+	h.cmd = nil
 }
 
 // stop ends helmr dev in order.
@@ -124,6 +146,7 @@ func (h *helmr) stop() {
 		if err != nil {
 			h.t.Errorf("helmr dev ended with %v\n%s", err, h.out)
 		}
+		h.cmd = nil
 	case <-time.After(patience):
 		h.t.Fatalf("helmr dev did not stop\n%s", h.out)
 	}
@@ -139,7 +162,7 @@ func (h *helmr) close() {
 			h.kill()
 		}
 	}
-	clean := exec.Command(binary(h.t, "helmr"), "dev", "--data-dir", h.dir, "--clear")
+	clean := h.invoke("dev", "--data-dir", h.dir, "--clear")
 	if out, err := clean.CombinedOutput(); err != nil {
 		h.t.Errorf("clear sandboxes: %v\n%s", err, out)
 	}
@@ -167,8 +190,7 @@ func (h *helmr) until(what string, ok func() bool) {
 // helmrCommand runs a command of the CLI against this helmr.
 func (h *helmr) command(args ...string) (stdout, stderr string, code int) {
 	h.t.Helper()
-	cmd := exec.Command(binary(h.t, "helmr"), args...)
-	cmd.Env = append(os.Environ(), "HELMR_CONFIG_DIR="+h.config)
+	cmd := h.invoke(args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
