@@ -68,10 +68,19 @@ dev_destroy() {
   helmr dev --data-dir "$1" --clear >/dev/null 2>&1
 }
 
-# leftovers: what a stopped helmr must not have added to the machine.
+# leftovers DATA: what of a helmr dev on a data folder is on this machine. It prints nothing when there is nothing. Other
+# helmrs may run beside it: cgroups and networks carry digests of the folders that they belong to.
 leftovers() {
-  echo "namespaces: $(ip netns list 2>/dev/null | grep -c helmr || true)"
-  echo "cgroups: $(find /sys/fs/cgroup -type d -name '*helmr*' 2>/dev/null | wc -l)"
-  echo "firewall: $(nft list tables 2>/dev/null | grep -c helmr || true)"
-  echo "links: $(ip -o link 2>/dev/null | grep -c helmr || true)"
+  local data sandboxes network
+  data=$(readlink -m "${1:?}")
+  sandboxes=$(digest_of "$data/worker/sandboxes/runsc")
+  network=$(digest_of "$data/worker/network")
+  { pgrep -af -- "$data" | sed 's/^/process: /'
+    grep -F -- "$data" /proc/self/mountinfo | sed 's/^/mount: /'
+    find /sys/fs/cgroup -type d -name "*helmr*$sandboxes*" | sed 's/^/cgroup: /'
+    ip netns list | grep -F "helmr-$network" | sed 's/^/namespace: /'
+    ip -o link | grep -F "hlmr$network" | sed 's/^/link: /'
+    nft list tables | grep -F "helmr-$network" | sed 's/^/firewall: /'
+  } 2>/dev/null || true
 }
+digest_of() { printf %s "$1" | sha256sum | cut -c 1-8; }
