@@ -28,6 +28,8 @@ func TestConversations(t *testing.T) {
 			t.Run("interrupt while piping", func(t *testing.T) { interruptPipe(t, h) })
 			t.Run("send races with return", func(t *testing.T) { sendOrReturn(t, h) })
 			t.Run("two clients answer", func(t *testing.T) { twoAnswers(t, h) })
+			t.Run("an answer races with an interrupt", func(t *testing.T) { answerOrInterrupt(t, h) })
+			t.Run("close with a held queue", func(t *testing.T) { closeHeld(t, h) })
 			t.Run("a question outlives a kill", func(t *testing.T) { questionOverKill(t, h) })
 		})
 	}
@@ -265,6 +267,76 @@ func twoAnswers(t *testing.T, h *helmr) {
 	q, err := h.GetQuestion(context.Background(), r.SessionID, r.TurnID, asked[1].ID)
 	if got := h.talk(r.SessionID, r.TurnID); err != nil || string(q.Answer) != strconv.Quote(got.Why) {
 		t.Fatalf("the handler got %q, the Question says %s (%v)", got.Why, q.Answer, err)
+	}
+}
+
+// answerOrInterrupt answers and interrupts at the same moment, again and again: whichever is first decides, and what the
+// Question, the Turn and the receipts say agrees.
+func answerOrInterrupt(t *testing.T, h *helmr) {
+	h = with(t, h)
+	r := h.create("talker", "ask")
+	turnID := r.TurnID
+	for round := range 6 {
+		asked := h.questions(r.SessionID, turnID, 2)
+		answered := make(chan error, 1)
+		go func() {
+			_, err := h.Respond(context.Background(), r.SessionID, turnID, asked[1].ID, api.RespondRequest{Answer: json.RawMessage(`"now"`), ResponseID: "r"})
+			answered <- err
+		}()
+		receipt, err := h.InterruptSession(context.Background(), r.SessionID, api.ControlRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, qerr := h.GetQuestion(context.Background(), r.SessionID, turnID, asked[1].ID)
+		switch err := <-answered; {
+		case err == nil: // it came first, or just before the interrupt was read
+			q, qerr = h.GetQuestion(context.Background(), r.SessionID, turnID, asked[1].ID)
+			if qerr != nil || q.Status != "responded" || string(q.Answer) != `"now"` {
+				t.Fatalf("round %d: the answer was accepted, the Question is %+v (%v)", round, q, qerr)
+			}
+		default:
+			if e, ok := errors.AsType[*client.Error](err); !ok || e.Code != "question_cancelled" || qerr != nil || q.Status != "cancelled" {
+				t.Fatalf("round %d: the answer was refused with %v, the Question is %+v", round, err, q)
+			}
+		}
+		if v := h.settled(r.SessionID, turnID); v.Status != "interrupted" {
+			t.Fatalf("round %d: turn %+v", round, v)
+		}
+		turnID = h.enqueue(r.SessionID, "ask")
+		if _, err := h.ResumeSession(context.Background(), r.SessionID, api.ResumeRequest{HoldID: receipt.HoldID}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// closeHeld closes a Session whose queue waits behind a hold: the blocked Turns are cancelled and nothing is left.
+func closeHeld(t *testing.T, h *helmr) {
+	h = with(t, h)
+	r := h.create("talker", "ask")
+	h.questions(r.SessionID, r.TurnID, 2)
+	queued := []string{h.enqueue(r.SessionID, "later"), h.enqueue(r.SessionID, "never")}
+	if _, err := h.InterruptSession(context.Background(), r.SessionID, api.ControlRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.CloseSession(context.Background(), r.SessionID, api.ControlRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, turnID := range queued {
+		if v := h.settled(r.SessionID, turnID); v.Status != "cancelled" {
+			t.Fatalf("turn %+v", v)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	last := ""
+	for e, err := range h.StreamEvents(ctx, r.SessionID, 0) { // ends by itself: the Session is released
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = e.Kind
+	}
+	if s, err := h.GetSession(context.Background(), r.SessionID); err != nil || s.Status != "closed" || last != "session.process_stopped" {
+		t.Fatalf("session %+v, last event %s, %v", s, last, err)
 	}
 }
 
