@@ -1,11 +1,14 @@
 package client
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"iter"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -125,8 +128,8 @@ func (c *Client) followLogs(ctx context.Context, commandID string, after *string
 		case name == "error":
 			return false, streamFailure(data)
 		}
-		var record api.CommandLogRecord
-		if err := json.Unmarshal(data, &record); err != nil {
+		record, err := decodeRecord(data)
+		if err != nil {
 			return false, fmt.Errorf("read output after %q: %w", *after, err)
 		}
 		*after = record.Cursor
@@ -137,6 +140,23 @@ func (c *Client) followLogs(ctx context.Context, commandID string, after *string
 			return true, nil
 		}
 	}
+}
+
+// decodeRecord reads a record. Its content is taken out first: encoding/json takes ten times as long for it.
+func decodeRecord(data []byte) (api.CommandLogRecord, error) {
+	var record api.CommandLogRecord
+	const field = `"content_base64":"`
+	start := bytes.Index(data, []byte(field)) + len(field)
+	length := bytes.IndexByte(data[start:], '"')
+	if start < len(field) || length < 0 {
+		return record, json.Unmarshal(data, &record)
+	}
+	if err := json.Unmarshal(slices.Concat(data[:start], data[start+length:]), &record); err != nil {
+		return record, err
+	}
+	var err error
+	record.Content, err = base64.StdEncoding.AppendDecode(nil, data[start:start+length])
+	return record, err
 }
 
 // streamFailure reads the error event that ends a stream.

@@ -12,6 +12,8 @@ type eventReader struct {
 	r     *bufio.Reader
 	alive func()
 	limit int
+	// long and data are used again for each line and event.
+	long, data []byte
 }
 
 // maxEvent bounds one line of a stream: the largest event holds a machine result of 16 MiB.
@@ -23,9 +25,10 @@ func newEventReader(r io.Reader, alive func()) *eventReader {
 	return &eventReader{r: bufio.NewReaderSize(r, 64<<10), alive: alive, limit: maxEvent}
 }
 
-// next gives the next event; comments only tell that the stream lives.
+// next gives the next event; comments only tell that the stream lives. data is valid until the next call.
 func (e *eventReader) next() (name string, data []byte, err error) {
 	has := false
+	data = e.data[:0]
 	for {
 		line, err := e.line()
 		if err != nil {
@@ -36,7 +39,7 @@ func (e *eventReader) next() (name string, data []byte, err error) {
 			if has {
 				return name, data, nil
 			}
-			name, data = "", nil
+			name, data = "", e.data[:0]
 			continue
 		}
 		field, value, _ := bytes.Cut(line, []byte(":"))
@@ -49,6 +52,7 @@ func (e *eventReader) next() (name string, data []byte, err error) {
 				data = append(data, '\n')
 			}
 			data, has = append(data, value...), true
+			e.data = data
 		}
 	}
 }
@@ -59,7 +63,7 @@ func (e *eventReader) line() ([]byte, error) {
 	if err == nil {
 		return bytes.TrimRight(part, "\r\n"), nil
 	}
-	var whole []byte
+	whole := e.long[:0]
 	for errors.Is(err, bufio.ErrBufferFull) {
 		whole = append(whole, part...)
 		if len(whole) > e.limit {
@@ -70,5 +74,6 @@ func (e *eventReader) line() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return bytes.TrimRight(append(whole, part...), "\r\n"), nil
+	e.long = append(whole, part...)
+	return bytes.TrimRight(e.long, "\r\n"), nil
 }

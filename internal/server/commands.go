@@ -1,6 +1,9 @@
 package server
 
 import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
@@ -137,7 +140,7 @@ func (e *eventWriter) records(logs []api.CommandLogRecord) error {
 		if err != nil {
 			return err
 		}
-		if err := e.json(number, logs[i].Kind, &logs[i]); err != nil {
+		if err := e.record(number, &logs[i]); err != nil {
 			return err
 		}
 		if len(e.buf) > flushBytes {
@@ -146,6 +149,25 @@ func (e *eventWriter) records(logs []api.CommandLogRecord) error {
 			}
 		}
 	}
+	return nil
+}
+
+// record adds one event. Content is written straight into the buffer: encoding/json would copy it several times.
+func (e *eventWriter) record(number int64, r *api.CommandLogRecord) error {
+	head := *r
+	head.Content = nil
+	data, err := json.Marshal(head)
+	if err != nil {
+		return fmt.Errorf("encode record: %w", err)
+	}
+	if r.Content == nil {
+		e.event(number, r.Kind, data)
+		return nil
+	}
+	e.event(number, r.Kind, data[:len(data)-1])
+	e.buf = append(e.buf[:len(e.buf)-len("\n\n")], `,"content_base64":"`...)
+	e.buf = base64.StdEncoding.AppendEncode(e.buf, r.Content)
+	e.buf = append(e.buf, "\"}\n\n"...)
 	return nil
 }
 

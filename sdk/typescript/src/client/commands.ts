@@ -174,11 +174,16 @@ function ended(data: string): HelmrError {
 }
 
 function base64(data: Uint8Array): string {
+  if (typeof Buffer === "function") return Buffer.from(data.buffer, data.byteOffset, data.byteLength).toString("base64")
   let text = ""
   for (let i = 0; i < data.length; i += 0x8000) text += String.fromCharCode(...data.subarray(i, i + 0x8000))
   return btoa(text)
 }
 
 function bytes(text: string): Uint8Array {
-  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0))
+  if (typeof Buffer === "function") return new Uint8Array(Buffer.from(text, "base64"))
+  const binary = atob(text)
+  const data = new Uint8Array(binary.length)
+  for (let i = 0; i < data.length; i += 1) data[i] = binary.charCodeAt(i)
+  return data
 }
