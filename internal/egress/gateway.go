@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"helmr.dev/helmr/internal/egress/policy"
 )
@@ -54,6 +55,8 @@ type Gateway struct {
 	cfg   Config
 	names struct{ gateway, uplink string }
 	mtu   int
+	// hostInode names the host's network namespace.
+	hostInode uint64
 
 	ns           *os.File
 	inner, outer *netlink.Handle // in the gateway's namespace and in the host's
@@ -94,7 +97,7 @@ func Open(ctx context.Context, cfg Config) (g *Gateway, err error) {
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	g = &Gateway{cfg: cfg, stop: stop, computers: map[string]*computer{}, bySource: map[netip.Addr]*computer{}}
 	sum := sha256.Sum256([]byte(cfg.Dir))
-	g.names.gateway, g.names.uplink = fmt.Sprintf("helmr-%x", sum[:4]), fmt.Sprintf("hlmr%x", sum[:4])
+	g.names.gateway, g.names.uplink = fmt.Sprintf("helmr-%x", sum[:4]), fmt.Sprintf("%s%x", uplinkPrefix, sum[:4])
 	if err := g.open(run); err != nil {
 		if len(g.computers) == 0 {
 			err = errors.Join(err, deleteNamespace(g.names.gateway))
@@ -114,6 +117,15 @@ func (g *Gateway) open(ctx context.Context) error {
 	var err error
 	if g.outer, err = handle(g.cfg.HostNS); err != nil {
 		return err
+	}
+	err = inside(g.cfg.HostNS, func() error {
+		var st unix.Stat_t
+		err := unix.Stat("/proc/thread-self/ns/net", &st)
+		g.hostInode = st.Ino
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("look at the host's network namespace: %w", err)
 	}
 	if g.ns, err = openNamespace(g.names.gateway); errors.Is(err, fs.ErrNotExist) {
 		g.ns, err = makeNamespace(g.names.gateway)

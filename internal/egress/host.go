@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -18,11 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostState is what was found on the host before it was changed.
+// hostState is what is remembered of the host.
 type hostState struct {
 	Slot int `json:"slot"` // of the uplink's addresses
-	// Forwarded lists devices that forward because this Worker asked for it.
-	Forwarded []string `json:"forwarded"`
 }
 
 func (g *Gateway) hostPath() string { return filepath.Join(g.cfg.Dir, "host.json") }
@@ -77,14 +76,21 @@ func (g *Gateway) uplink(devices []string) error {
 			return err
 		}
 	}
-	for _, d := range devices {
-		if !slices.Contains(st.Forwarded, d) && g.forwarding(d) != "1" {
-			st.Forwarded = append(st.Forwarded, d)
-		}
-	}
-	// Written down before the host is changed, so that it can be changed back.
 	if err := g.writeHost(st); err != nil {
 		return err
+	}
+	unlock, err := lockHost()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	for _, d := range devices {
+		// Written down before the host is changed, so that it can be changed back.
+		if g.forwarding(d) != "1" {
+			if err := os.WriteFile(g.marker(d), nil, 0o600); err != nil {
+				return fmt.Errorf("write what is changed on the host: %w", err)
+			}
+		}
 	}
 	if err := g.hostRules(st, devices); err != nil {
 		return err
@@ -93,11 +99,51 @@ func (g *Gateway) uplink(devices []string) error {
 		return err
 	}
 	for _, d := range append(slices.Clone(devices), g.names.uplink) {
+		if g.forwarding(d) == "1" {
+			continue
+		}
 		if err := g.forward(d, "1"); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// shared is where the Workers of a host write down what they changed together.
+const shared = "/run/helmr"
+
+// marker says that a device of the host forwards because a Worker asked for it. Its name has the host's namespace.
+func (g *Gateway) marker(device string) string {
+	return filepath.Join(shared, fmt.Sprintf("forwarding-%d-%s", g.hostInode, device))
+}
+
+// markers lists the devices that have a marker.
+func (g *Gateway) markers() ([]string, error) {
+	prefix := g.marker("")
+	found, err := filepath.Glob(prefix + "*")
+	if err != nil {
+		return nil, fmt.Errorf("read what was changed on the host: %w", err)
+	}
+	for i, path := range found {
+		found[i] = strings.TrimPrefix(path, prefix)
+	}
+	return found, nil
+}
+
+// lockHost lets one Worker at a time change the host.
+func lockHost() (unlock func(), err error) {
+	if err := os.MkdirAll(shared, 0o700); err != nil {
+		return nil, fmt.Errorf("lock the host's network: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(shared, "network.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the host's network: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		_ = f.Close() // nothing was written
+		return nil, fmt.Errorf("lock the host's network: %w", err)
+	}
+	return func() { _ = f.Close() }, nil // closing releases the lock
 }
 
 func (g *Gateway) linkHost(st hostState) error {
@@ -184,9 +230,15 @@ func (g *Gateway) hostRules(st hostState, devices []string) error {
 	rule(forward, from, verdict(expr.VerdictDrop))
 	rule(forward, to, state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictAccept))
 	rule(forward, to, verdict(expr.VerdictDrop))
-	for _, d := range st.Forwarded {
-		// The host did not forward what comes in here before, and does not begin to.
-		rule(forward, interfaceIs(expr.MetaKeyIIFNAME, d), verdict(expr.VerdictDrop))
+	marked, err := g.markers()
+	if err != nil {
+		return err
+	}
+	for _, d := range marked {
+		// The host did not forward what comes in here before, and does not begin to. Uplinks have rules of their own,
+		// also those of other Workers.
+		rule(forward, interfaceIs(expr.MetaKeyIIFNAME, d), load(expr.MetaKeyOIFNAME, 1),
+			[]expr.Any{&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte(uplinkPrefix)}}, verdict(expr.VerdictDrop))
 	}
 	if err := c.Flush(); err != nil {
 		return fmt.Errorf("install the host's nftables rules: %w", err)
@@ -208,19 +260,21 @@ func (g *Gateway) hostConn() (*nftables.Conn, error) {
 
 // restoreHost takes everything of this Worker away from the host. Repeating it is fine.
 func (g *Gateway) restoreHost() error {
-	st, err := g.readHost()
+	if _, err := os.Stat(g.hostPath()); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	unlock, err := lockHost()
 	if err != nil {
 		return err
 	}
-	for _, d := range st.Forwarded {
-		if err := g.forward(d, "0"); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-	}
+	defer unlock()
 	if l, err := g.outer.LinkByName(g.names.uplink); err == nil {
 		if err := g.outer.LinkDel(l); err != nil {
 			return fmt.Errorf("remove the uplink: %w", err)
 		}
+	}
+	if err := g.stopForwarding(); err != nil {
+		return err
 	}
 	c, err := g.hostConn()
 	if err != nil {
@@ -234,6 +288,32 @@ func (g *Gateway) restoreHost() error {
 	}
 	if err := os.Remove(g.hostPath()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("forget the host: %w", err)
+	}
+	return nil
+}
+
+// stopForwarding puts devices back to how they were, unless another Worker of the host has an uplink.
+func (g *Gateway) stopForwarding() error {
+	links, err := g.outer.LinkList()
+	if err != nil {
+		return fmt.Errorf("list the host's links: %w", err)
+	}
+	for _, l := range links {
+		if strings.HasPrefix(l.Attrs().Name, uplinkPrefix) {
+			return nil
+		}
+	}
+	marked, err := g.markers()
+	if err != nil {
+		return err
+	}
+	for _, d := range marked {
+		if err := g.forward(d, "0"); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		if err := os.Remove(g.marker(d)); err != nil {
+			return fmt.Errorf("forget what was changed on the host: %w", err)
+		}
 	}
 	return nil
 }

@@ -24,7 +24,8 @@ var (
 )
 
 const (
-	uplinkInside = "up0" // the gateway's end of the link to the host
+	uplinkInside = "up0"  // the gateway's end of the link to the host
+	uplinkPrefix = "hlmr" // the host's ends, of every Worker on it
 	maxSlots     = 1<<14 - 1
 )
 
