@@ -20,7 +20,7 @@ const (
 	maxPendingBytes = 32 << 20
 	// maxControls is how many keys of what was said an Exchange names; older ones come again and are left out here.
 	maxControls = 64
-	callTimeout     = 10 * time.Second
+	callTimeout = 10 * time.Second
 )
 
 type processKey struct {
