@@ -43,6 +43,7 @@ func smallProject(t testing.TB, files map[string]string) string {
 // TestBadProjects deploys what is broken: each gets a message that names the place, what is wrong and what to do, and
 // leaves neither a deployment nor a file.
 func TestBadProjects(t *testing.T) {
+	t.Parallel()
 	h := start(t, db.SQLite)
 	one := func(extra string) string { return strings.Replace(oneModule, "turn:", extra+", turn:", 1) }
 	box := func(from string) string { return strings.Replace(boxModule, `.from("node:24-bookworm-slim")`, from, 1) }

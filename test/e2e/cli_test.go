@@ -17,6 +17,7 @@ import (
 
 // TestOneHelmr is what needs a running helmr with a deployed project, but not one of its own.
 func TestOneHelmr(t *testing.T) {
+	t.Parallel()
 	h := start(t, db.SQLite)
 	h.deploy("testdata/project")
 	for _, part := range []struct {

@@ -16,11 +16,8 @@ import (
 	"helmr.dev/helmr/internal/db"
 )
 
-// footprint is what a helmr has on the host, found by its data folder and the IDs of its Computers.
-type footprint struct {
-	names      []string // what its things are called by
-	namespaces []string // network namespaces of its sandboxes
-}
+// footprint is how a helmr's things on the host are found: by its data folder and the IDs of its Computers.
+type footprint []string
 
 // footprint looks at a helmr that runs.
 func (h *helmr) footprint() footprint {
@@ -29,24 +26,15 @@ func (h *helmr) footprint() footprint {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	f := footprint{names: []string{h.dir}}
+	f := footprint{h.dir}
 	for _, c := range page.Computers {
-		f.names = append(f.names, c.ID)
-	}
-	own, _ := os.Readlink("/proc/self/ns/net")
-	for _, dir := range processes() {
-		if line, err := os.ReadFile(filepath.Join(dir, "cmdline")); err != nil || !f.in(string(line)) {
-			continue
-		}
-		if ns, err := os.Readlink(filepath.Join(dir, "ns", "net")); err == nil && ns != own {
-			f.namespaces = append(f.namespaces, ns)
-		}
+		f = append(f, c.ID)
 	}
 	return f
 }
 
 func (f footprint) in(s string) bool {
-	for _, name := range f.names {
+	for _, name := range f {
 		if strings.Contains(s, name) {
 			return true
 		}
@@ -75,11 +63,6 @@ func (f footprint) left() []string {
 				if f.in(string(line)) {
 					add("%s of process %s: %s", file, dir, bytes.ReplaceAll(line, []byte{0}, []byte(" ")))
 				}
-			}
-		}
-		for _, ns := range f.namespaces {
-			if now, err := os.Readlink(filepath.Join(dir, "ns", "net")); err == nil && now == ns {
-				add("network namespace %s of process %s", ns, dir)
 			}
 		}
 	}
@@ -123,7 +106,7 @@ func TestSpec_21_12_OrderlyStopLeavesNothing(t *testing.T) {
 	h.running(busy)
 	h.create("counter", "hello") // its Computer is starting
 	f := h.footprint()
-	if len(f.left()) == 0 || len(f.namespaces) == 0 {
+	if len(f.left()) == 0 {
 		t.Fatalf("a helmr that runs has no footprint: %+v", f)
 	}
 	h.stop()
