@@ -22,7 +22,7 @@ func TestSpec_08_01_KeyMeetsTheSameAdmission(t *testing.T) {
 	t.Parallel()
 	each(t, func(w *world) {
 		c := w.newComputer("t")
-		if w.exec(c, "true") == w.exec(c, "true") {
+		if one, other := w.exec(c, "true"), w.exec(c, "true"); one == other {
 			t.Fatal("two calls without a key are one Command")
 		}
 		req := api.CommandCreateRequest{Command: []string{"true"}, IdempotencyKey: "k"}
