@@ -197,7 +197,8 @@ func (h *helmr) processes(computerID string) []string {
 	}
 	var names []string
 	for line := range strings.Lines(string(out)) {
-		if fields := strings.Fields(line); len(fields) > 2 && fields[1] != "PID" && fields[1] != "1" {
+		// "exe" are first processes of scopes, some of which wait for the next Command.
+		if fields := strings.Fields(line); len(fields) > 2 && fields[1] != "PID" && fields[1] != "1" && fields[len(fields)-1] != "exe" {
 			names = append(names, fields[len(fields)-1])
 		}
 	}
