@@ -323,3 +323,31 @@ func TestFullDisk(t *testing.T) {
 		}
 	})
 }
+
+// TestInterruptedBuild presses Ctrl-C in the middle of an image step: the step ends, and nothing is left.
+func TestInterruptedBuild(t *testing.T) {
+	t.Parallel()
+	// A step that is no other's: it is found by what it is called.
+	step := "600." + fmt.Sprint(os.Getpid())
+	project := smallProject(t, map[string]string{"agents/box.ts": strings.Replace(boxModule, `.from("node:24-bookworm-slim")`,
+		`.from("node:24-bookworm-slim").run(["sleep", "`+step+`"])`, 1)})
+	tmp := t.TempDir()
+	sleeping := func() bool {
+		for _, dir := range processes() {
+			line, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+			if err == nil && strings.HasSuffix(string(line), "sleep\x00"+step+"\x00") {
+				return true
+			}
+		}
+		return false
+	}
+	wait := &helmr{t: t}
+	l := program{env: []string{"TMPDIR=" + tmp}}.start(t, "build", project, "-o", filepath.Join(tmp, "out"))
+	wait.until("the step runs", sleeping)
+	l.signal(os.Interrupt)
+	l.wait().refused(t, 1, "interrupt")
+	wait.until("the step ends", func() bool { return !sleeping() })
+	if left := entries(t, tmp); len(left) > 0 {
+		t.Errorf("the interrupted build left %q", left)
+	}
+}

@@ -488,6 +488,24 @@ func TestCompletionAndDoctor(t *testing.T) {
 	}
 }
 
+// TestImageCommands keeps an image in a store of its own.
+func TestImageCommands(t *testing.T) {
+	t.Parallel()
+	p := program{env: []string{"HELMR_CACHE_DIR=" + t.TempDir()}}
+	root := writeFiles(t, t.TempDir(), map[string]string{"etc/motd": "hello"})
+	inOrder(t, p.run(t, "image", "list").ok(t), "No images", "helmr image base")
+	inOrder(t, p.run(t, "image", "import", "tiny:1", root).ok(t), "imported tiny:1", "sha256:")
+	inOrder(t, p.run(t, "image", "list").ok(t), "IMAGE", "tiny:1", "import")
+	if images, _ := p.run(t, "image", "list", "--json").object(t)["images"].([]any); len(images) != 1 {
+		t.Errorf("images: %v", images)
+	}
+	p.run(t, "image", "import", "other:1", filepath.Join(root, "gone")).refused(t, 1, "gone", "no such file")
+	p.run(t, "image", "import", "Not A Name", root).refused(t, 1, "Not A Name")
+	p.run(t, "image", "remove", "tiny:1").ok(t)
+	p.run(t, "image", "remove", "tiny:1").refused(t, 1, "tiny:1", "helmr image list")
+	p.run(t, "image", "prune", "--json").object(t)
+}
+
 // project makes a project, builds it, deploys the bundle and goes back to the deployment of before.
 func project(t *testing.T, h *helmr) {
 	p := h.program()
