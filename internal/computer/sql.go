@@ -33,7 +33,7 @@ const (
 	sqlWorkerDraining  = `UPDATE workers SET status = 'draining' WHERE id = ? AND status = 'active'`
 	sqlWorkerLost      = `UPDATE workers SET status = 'lost' WHERE id = ? AND status <> 'lost' AND heartbeat_at <= ?`
 	sqlWorkersSilent   = `SELECT id FROM workers WHERE status <> 'lost' AND heartbeat_at <= ?`
-	sqlWorkersLostHold = `SELECT DISTINCT c.id FROM computers c JOIN workers w ON w.id = c.worker_id WHERE w.status = 'lost'`
+	sqlWorkersLostHold = `SELECT id FROM computers WHERE worker_id IN (SELECT id FROM workers WHERE status = 'lost')`
 
 	sqlSaveOpen       = `SELECT id FROM saves WHERE computer_id = ? AND status = 'requested' AND capture_began_at IS NULL`
 	sqlSaveInsert     = `INSERT INTO saves (id, computer_id, number, status, created_at) VALUES (?, ?, ?, 'requested', ?)`

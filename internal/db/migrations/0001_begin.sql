@@ -201,7 +201,8 @@ CREATE TABLE computers (
 CREATE UNIQUE INDEX computers_key ON computers (environment_id, key) WHERE key IS NOT NULL AND status <> 'deleted';
 CREATE INDEX computers_environment ON computers (environment_id, id);
 CREATE INDEX computers_worker ON computers (worker_id) WHERE worker_id IS NOT NULL;
-CREATE INDEX computers_wanted ON computers (retry_at) WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable');
+CREATE INDEX computers_wanted ON computers (id) WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable');
+CREATE INDEX computers_unused ON computers (unused_since) WHERE residency = 'running' AND stopping IS NULL;
 -- A Save without capture_began_at may still be shared by Turns that finalize now.
 CREATE TABLE saves (
   id TEXT PRIMARY KEY,
@@ -251,6 +252,7 @@ CREATE TABLE sessions (
 CREATE UNIQUE INDEX sessions_key ON sessions (environment_id, agent_id, key) WHERE key IS NOT NULL AND status IN ('open', 'closing');
 CREATE INDEX sessions_environment ON sessions (environment_id, id);
 CREATE INDEX sessions_computer ON sessions (computer_id, id);
+CREATE INDEX sessions_closing ON sessions (id) WHERE status = 'closing';
 CREATE INDEX sessions_unreleased ON sessions (computer_id) WHERE released_at IS NULL;
 CREATE INDEX sessions_parent ON sessions (parent_session_id) WHERE parent_session_id IS NOT NULL;
 CREATE INDEX sessions_idle ON sessions (idle_since) WHERE status = 'open' AND idle_since IS NOT NULL AND close_after_idle_ms IS NOT NULL;
@@ -291,6 +293,7 @@ CREATE TABLE session_processes (
 );
 CREATE UNIQUE INDEX session_processes_live ON session_processes (session_id) WHERE status <> 'ended';
 CREATE INDEX session_processes_computer ON session_processes (computer_id) WHERE status <> 'ended';
+CREATE INDEX session_processes_stopping ON session_processes (stopping_at) WHERE status = 'stopping';
 
 -- turn
 CREATE TABLE turns (
