@@ -33,7 +33,6 @@ type floors struct {
 	commit     float64 // ms of a transaction that writes one row, fsync included
 	commitRate float64 // such transactions a second, by 16 callers (SQLite: one after the other)
 	echo       float64 // ms from a Node program in a sandbox to the host and back, over a Unix socket
-	clock      float64 // ms that the clock of the host is ahead of the clock inside
 	save       float64 // ms of capturing the unchanged disk of a sandbox with runsc
 	fragments  float64 // a second, from a Node program in a sandbox to the host, one write each
 
@@ -203,11 +202,11 @@ func commits(ctx context.Context, d *sql.DB, kind db.Kind, callers, n int) []flo
 }
 
 func (f *floors) measureSandbox(b *bench) error {
-	if _, _, err := f.sandbox.echo(b.few(200, 100)); err != nil { // Node compiles on the way
+	if _, err := f.sandbox.echo(b.few(200, 100)); err != nil { // Node compiles on the way
 		return err
 	}
 	var err error
-	if f.echo, f.clock, err = f.sandbox.echo(b.few(1000, 300)); err != nil {
+	if f.echo, err = f.sandbox.echo(b.few(1000, 300)); err != nil {
 		return err
 	}
 	if f.fragments, err = f.sandbox.fragments(b.few(20000, 5000)); err != nil {
@@ -278,40 +277,28 @@ func (s *floorSandbox) ask(what string, n int) error {
 	return err
 }
 
-// echo gives the median round trip and, from the fastest tenth of the trips, how far the host's clock is ahead.
-func (s *floorSandbox) echo(n int) (trip, ahead float64, err error) {
+// echo gives the median round trip in ms.
+func (s *floorSandbox) echo(n int) (float64, error) {
 	if err := s.ask("echo", n); err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	for range n {
 		if _, err := s.in.ReadSlice('\n'); err != nil {
-			return 0, 0, err
+			return 0, err
 		}
-		if _, err := fmt.Fprintf(s.conn, "%.4f\n", wall(time.Now())); err != nil {
-			return 0, 0, err
+		if _, err := s.conn.Write([]byte("0\n")); err != nil {
+			return 0, err
 		}
 	}
 	line, err := s.in.ReadString('\n')
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	var answer struct {
-		Trips [][2]float64 `json:"trips"`
+		Trips []float64 `json:"trips"`
 	}
-	if err := json.Unmarshal([]byte(line), &answer); err != nil {
-		return 0, 0, err
-	}
-	var trips, fast []float64
-	for _, t := range answer.Trips {
-		trips = append(trips, t[0])
-	}
-	limit := percentile(trips, 10)
-	for _, t := range answer.Trips {
-		if t[0] <= limit {
-			fast = append(fast, t[1])
-		}
-	}
-	return median(trips), median(fast), nil
+	err = json.Unmarshal([]byte(line), &answer)
+	return median(answer.Trips), err
 }
 
 // fragments gives how many lines a second arrive.

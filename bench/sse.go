@@ -20,9 +20,13 @@ func (b *bench) sse(ctx context.Context, h *helmr) error {
 	if err != nil {
 		return err
 	}
+	clock, err := s.clockAhead(ctx)
+	if err != nil {
+		return err
+	}
 	outputs := b.few(20, 8)
 	before := time.Duration(0)
-	times, err := b.follow(ctx, h.url+"/v1/sessions/"+s.id+"/events/stream", h.key, outputs, h.serverIs, &before, func() error {
+	times, err := b.follow(ctx, h.url+"/v1/sessions/"+s.id+"/events/stream", h.key, outputs, clock, h.serverIs, &before, func() error {
 		_, _, err := s.enqueue(ctx, fmt.Sprint(outputs, " 200"))
 		return err
 	})
@@ -33,7 +37,7 @@ func (b *bench) sse(ctx context.Context, h *helmr) error {
 	event := fmt.Appendf(nil, `id: 1%sevent: turn.output%sdata: {"session_id":"%s","turn_id":"%s","sequence":10,"kind":"turn.output","data":[{"type":"text","text":"%%.6f"}],"created_at":"2026-01-01T00:00:00.000Z"}%s`,
 		"\n", "\n", s.id, s.first, "\n\n")
 	floorBefore := time.Duration(0)
-	floor, err := b.follow(ctx, b.floors.url+"/stream", "", outputs, b.floors.server, &floorBefore, func() error {
+	floor, err := b.follow(ctx, b.floors.url+"/stream", "", outputs, 0, b.floors.server, &floorBefore, func() error {
 		for range outputs {
 			time.Sleep(200 * time.Millisecond)
 			body := fmt.Appendf(nil, string(event), wall(time.Now()))
@@ -58,7 +62,7 @@ func (b *bench) sse(ctx context.Context, h *helmr) error {
 
 // follow has all subscribers read a stream while act goes on, until each has seen so many outputs. It gives the ms from
 // the time that stands in an output to its arrival, and the CPU time of the server before act.
-func (b *bench) follow(ctx context.Context, url, key string, outputs int, server *process, before *time.Duration, act func() error) ([]float64, error) {
+func (b *bench) follow(ctx context.Context, url, key string, outputs int, clock float64, server *process, before *time.Duration, act func() error) ([]float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	transport := http.DefaultTransport.(*http.Transport).Clone()
@@ -72,7 +76,7 @@ func (b *bench) follow(ctx context.Context, url, key string, outputs int, server
 	var wg sync.WaitGroup
 	for i := range subscribers {
 		wg.Go(func() {
-			times, err := b.subscriber(ctx, client, url, key, outputs, func() {
+			times, err := subscriber(ctx, client, url, key, outputs, clock, func() {
 				if open.Add(1) == subscribers {
 					close(connected)
 				}
@@ -108,7 +112,7 @@ func (b *bench) follow(ctx context.Context, url, key string, outputs int, server
 }
 
 // subscriber reads one stream and takes no more of each event apart than the time in it.
-func (b *bench) subscriber(ctx context.Context, client *http.Client, url, key string, outputs int, opened func()) ([]float64, error) {
+func subscriber(ctx context.Context, client *http.Client, url, key string, outputs int, clock float64, opened func()) ([]float64, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -145,11 +149,7 @@ func (b *bench) subscriber(ctx context.Context, client *http.Client, url, key st
 		if err != nil {
 			return nil, err
 		}
-		delay := wall(at) - written
-		if key != "" {
-			delay -= b.floors.clock
-		}
-		times = append(times, delay)
+		times = append(times, wall(at)-written-clock)
 	}
 	return times, nil
 }
