@@ -339,7 +339,7 @@ func hundred(t *testing.T, h *helmr, box string) {
 			}
 			k, err := h.WaitCommand(context.Background(), r.CommandID)
 			if err != nil || k.Status != "exited" || *k.Outcome.ExitCode != int32(i) {
-				t.Errorf("%d: %+v %v", i, k, err)
+				t.Errorf("%d: %+v, outcome %+v, %v", i, k, k.Outcome, err)
 				return
 			}
 			var out, errs string

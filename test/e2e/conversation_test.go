@@ -275,9 +275,10 @@ func twoAnswers(t *testing.T, h *helmr) {
 func answerOrInterrupt(t *testing.T, h *helmr) {
 	h = with(t, h)
 	r := h.create("talker", "ask")
-	turnID := r.TurnID
+	next := r.TurnID
 	for round := range 6 {
-		asked := h.questions(r.SessionID, turnID, 2)
+		turnID := next
+		asked := h.questions(r.SessionID, turnID, 2*(round+1)) // of all rounds; the page has this Turn's
 		answered := make(chan error, 1)
 		go func() {
 			_, err := h.Respond(context.Background(), r.SessionID, turnID, asked[1].ID, api.RespondRequest{Answer: json.RawMessage(`"now"`), ResponseID: "r"})
@@ -302,7 +303,7 @@ func answerOrInterrupt(t *testing.T, h *helmr) {
 		if v := h.settled(r.SessionID, turnID); v.Status != "interrupted" {
 			t.Fatalf("round %d: turn %+v", round, v)
 		}
-		turnID = h.enqueue(r.SessionID, "ask")
+		next = h.enqueue(r.SessionID, "ask")
 		if _, err := h.ResumeSession(context.Background(), r.SessionID, api.ResumeRequest{HoldID: receipt.HoldID}); err != nil {
 			t.Fatal(err)
 		}
