@@ -339,7 +339,8 @@ func hundred(t *testing.T, h *helmr, box string) {
 			}
 			k, err := h.WaitCommand(context.Background(), r.CommandID)
 			if err != nil || k.Status != "exited" || *k.Outcome.ExitCode != int32(i) {
-				t.Errorf("%d: %+v, outcome %+v, %v", i, k, k.Outcome, err)
+				raw, _ := json.Marshal(k)
+				t.Errorf("%d: %s, %v", i, raw, err)
 				return
 			}
 			var out, errs string
