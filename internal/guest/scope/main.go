@@ -8,16 +8,17 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 )
 
-// controlFD is where Main finds its control channel.
+// controlFD is where Main finds its control channel; the program's descriptors from 3 on follow it.
 const controlFD = 3
 
-// Main is the first process of a scope: it makes /proc private, waits to be told what to run, starts the program, reaps
-// its orphans and ends with it. It ends too when the process that started it is gone. It never returns.
-func Main() {
+// Main is the first process of a scope: it makes /proc private, starts the program, reaps its orphans and ends with
+// it. args are those after Role. It ends too when the process that started it is gone. It never returns.
+func Main(args []string) {
 	runtime.GOMAXPROCS(1)
 	control := os.NewFile(controlFD, "control")
 	syscall.CloseOnExec(controlFD)
@@ -33,11 +34,7 @@ func Main() {
 	if err := privateProc(); err != nil {
 		say("note no private /proc: %v", err)
 	}
-	spec, err := receiveSpec(control)
-	if err != nil {
-		os.Exit(1) // nobody needs it
-	}
-	pid, err := startProgram(spec)
+	pid, err := startProgram(args)
 	if err != nil {
 		errno, _ := errors.AsType[syscall.Errno](err)
 		say("failed %d %v", int(errno), err)
@@ -65,29 +62,37 @@ func privateProc() error {
 	return nil
 }
 
-// startProgram starts the program and lets go of its descriptors, so that their other ends see the end of the stream when
-// the program's tree has closed them.
-func startProgram(spec Spec) (int, error) {
-	var files []uintptr
-	for _, f := range spec.Files {
-		files = append(files, f.Fd())
-		defer f.Close()
+// startProgram starts the program of Main's arguments and lets go of its descriptors, so that their other ends see
+// the end of the stream when the program's tree has closed them.
+func startProgram(args []string) (int, error) {
+	if len(args) < 4 {
+		return 0, fmt.Errorf("scope needs FILES USER DIR ARGV: %w", syscall.EINVAL)
 	}
-	account, err := lookUp(spec.User)
+	count, err := strconv.Atoi(args[0])
+	if err != nil || count < 3 {
+		return 0, fmt.Errorf("scope FILES %q: %w", args[0], syscall.EINVAL)
+	}
+	files := []uintptr{0, 1, 2}
+	for fd := 4; fd <= count; fd++ {
+		syscall.CloseOnExec(fd)
+		files = append(files, uintptr(fd))
+	}
+	account, err := lookUp(args[1])
 	if err != nil {
-		return 0, fmt.Errorf("user %q: %w", spec.User, err)
+		return 0, fmt.Errorf("user %q: %w", args[1], err)
 	}
-	dir, argv, env := spec.Dir, spec.Argv, spec.Env
+	dir, argv := args[2], args[3:]
 	if dir == "" {
 		dir = "/"
 	}
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return 0, fmt.Errorf("working directory %s: %w", dir, syscall.ENOTDIR)
 	}
-	if valueOf(env, "HOME") == "" {
+	env := os.Environ()
+	if os.Getenv("HOME") == "" {
 		env = append(env, "HOME="+account.home)
 	}
-	path, err := lookPath(argv[0], dir, valueOf(env, "PATH"))
+	path, err := lookPath(argv[0], dir)
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", argv[0], err)
 	}
@@ -97,23 +102,22 @@ func startProgram(spec Spec) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", argv[0], err)
 	}
+	null, err := syscall.Open("/dev/null", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	for _, fd := range files {
+		if fd < 3 && err == nil {
+			_ = syscall.Dup3(null, int(fd), 0)
+		} else {
+			_ = syscall.Close(int(fd))
+		}
+	}
 	return pid, nil
 }
 
-// valueOf gives a variable of env, "" without one; of several the last counts.
-func valueOf(env []string, name string) (value string) {
-	for _, v := range env {
-		if n, text, ok := strings.Cut(v, "="); ok && n == name {
-			value = text
-		}
-	}
-	return value
-}
-
-// lookPath finds a program as execvp does on a PATH, relative names seen from dir.
-func lookPath(name, dir, path string) (string, error) {
+// lookPath finds a program as execvp does, relative names seen from dir.
+func lookPath(name, dir string) (string, error) {
 	candidates := []string{name}
 	if !strings.Contains(name, "/") {
+		path := os.Getenv("PATH")
 		if path == "" {
 			path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 		}

@@ -2,6 +2,7 @@ package scope
 
 import (
 	"bufio"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -26,7 +27,7 @@ type Spec struct {
 	Dir string
 	// User is "", "user", "uid", "user:group" or "uid:gid"; empty is the user of this process.
 	User string
-	// Files become the descriptors 0, 1, 2, 3... of the program. There are 3 to 16. Start does not close them.
+	// Files become the descriptors 0, 1, 2, 3... of the program. There are at least three. Start does not close them.
 	Files []*os.File
 }
 
@@ -54,11 +55,34 @@ type Scope struct {
 // Start begins a scope. note gets remarks worth a log line and may be nil. An error means that nothing runs; a
 // program that cannot be executed is no error but a Result.
 func Start(r *Reaper, spec Spec, note func(string)) (*Scope, error) {
-	b, err := newBlank(r)
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("open the control channel of a scope: %w", err)
 	}
-	return b.run(spec, note)
+	theirs := os.NewFile(uintptr(pair[1]), "scope control")
+	defer theirs.Close()
+	if err := syscall.SetNonblock(pair[0], true); err != nil {
+		_ = syscall.Close(pair[0])
+		return nil, fmt.Errorf("open the control channel of a scope: %w", err)
+	}
+	s := &Scope{reaper: r, control: os.NewFile(uintptr(pair[0]), "scope control"), started: make(chan struct{}), done: make(chan struct{})}
+
+	files := []uintptr{spec.Files[0].Fd(), spec.Files[1].Fd(), spec.Files[2].Fd(), theirs.Fd()}
+	for _, f := range spec.Files[3:] {
+		files = append(files, f.Fd())
+	}
+	argv := []string{"helmr-guest", Role, strconv.Itoa(len(spec.Files)), spec.User, spec.Dir}
+	pid, ended, err := r.fork(self, append(argv, spec.Argv...), &syscall.ProcAttr{
+		Dir: "/", Env: spec.Env, Files: files,
+		Sys: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS},
+	})
+	if err != nil {
+		_ = s.control.Close()
+		return nil, fmt.Errorf("start a scope (needs CAP_SYS_ADMIN): %w", err)
+	}
+	s.pid = pid
+	go s.watch(ended, note)
+	return s, nil
 }
 
 // watch reads what the first process says until the scope has ended.

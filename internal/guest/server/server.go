@@ -36,9 +36,6 @@ const (
 	maxRemembered = 4096
 	// killGrace is how long a Command may go on after SIGTERM.
 	killGrace = 10 * time.Second
-	// spareScopes are kept for Commands that follow on others, for as long as spareFor after the last one.
-	spareScopes = 2
-	spareFor    = 30 * time.Second
 )
 
 // Redial waits. The socket is polled because a sandbox may not hear of a file that appears outside.
@@ -55,7 +52,6 @@ type Server struct {
 	cfg    Config
 	log    *slog.Logger
 	reaper *scope.Reaper
-	scopes *scope.Pool // of Commands
 	bootID string
 
 	mu sync.Mutex
@@ -87,7 +83,6 @@ func New(cfg Config) *Server {
 		commands: map[string]*command{}, finished: newMemory[struct{}](maxRemembered),
 	}
 	s.room = sync.NewCond(&s.mu)
-	s.scopes = scope.NewPool(s.reaper, spareScopes, spareFor)
 	return s
 }
 
