@@ -47,14 +47,14 @@ const (
 		WHERE s.computer_id = ? AND s.id > ? AND s.released_at IS NULL AND (p.status IS NOT NULL OR t.status IS NOT NULL) ORDER BY s.id LIMIT ?`
 
 	// Computers whose Template has them deleted when they are unused, that are. The clock runs from the last end of a Session
-	// or Command, or from the creation.
-	sqlUnusedFrom = `FROM computers c JOIN template_definitions d ON d.deployment_id = c.deployment_id AND d.template_id = c.template_id
-		WHERE d.delete_after_unused_ms IS NOT NULL AND c.status = 'available'
+	// or Command, or from the creation. CROSS JOIN keeps SQLite from walking through all Computers to find such Templates.
+	sqlUnusedFrom = `FROM template_definitions d CROSS JOIN computers c
+		WHERE d.delete_after_unused_ms IS NOT NULL AND c.deployment_id = d.deployment_id AND c.template_id = d.template_id AND c.status = 'available'
 			AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.computer_id = c.id AND s.released_at IS NULL)
 			AND NOT EXISTS (SELECT 1 FROM commands m WHERE m.computer_id = c.id AND m.open = 1)
 			AND c.created_at + d.delete_after_unused_ms <= ?
 			AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.computer_id = c.id AND s.released_at + d.delete_after_unused_ms > ?)
 			AND NOT EXISTS (SELECT 1 FROM commands m WHERE m.computer_id = c.id AND m.terminal_at + d.delete_after_unused_ms > ?)`
-	sqlUnused    = `SELECT c.id ` + sqlUnusedFrom + ` ORDER BY c.id LIMIT 100`
+	sqlUnused    = `SELECT c.id ` + sqlUnusedFrom + ` LIMIT 100`
 	sqlUnusedOne = `SELECT c.id ` + sqlUnusedFrom + ` AND c.id = ?`
 )

@@ -151,6 +151,7 @@ CREATE TABLE template_definitions (
   definition TEXT NOT NULL,
   PRIMARY KEY (deployment_id, template_id)
 );
+CREATE INDEX template_definitions_deleting ON template_definitions (deployment_id, template_id) WHERE delete_after_unused_ms IS NOT NULL;
 
 -- computer
 CREATE TABLE workers (
@@ -202,6 +203,7 @@ CREATE UNIQUE INDEX computers_key ON computers (environment_id, key) WHERE key I
 CREATE INDEX computers_environment ON computers (environment_id, id);
 CREATE INDEX computers_worker ON computers (worker_id) WHERE worker_id IS NOT NULL;
 CREATE INDEX computers_wanted ON computers (id) WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable');
+CREATE INDEX computers_template ON computers (deployment_id, template_id) WHERE status = 'available';
 CREATE INDEX computers_unused ON computers (unused_since) WHERE residency = 'running' AND stopping IS NULL;
 -- A Save without capture_began_at may still be shared by Turns that finalize now.
 CREATE TABLE saves (
