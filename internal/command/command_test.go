@@ -73,7 +73,7 @@ func TestSpec_08_03_Cwd(t *testing.T) {
 		for _, cwd := range []string{"", "/", "/work", "/" + strings.Repeat("x", 4095)} {
 			w.must(create(cwd))
 		}
-		for _, cwd := range []string{"work", "./x", "/work/", "/a/../b", "/a//b", "/a/.", "/a\x00b", "/\xff", "/" + strings.Repeat("x", 4096)} {
+		for _, cwd := range []string{"work", "./x", "/app/", "/a/../b", "/a//b", "/a/.", "/a\x00b", "/\xff", "/" + strings.Repeat("x", 4096)} {
 			w.wantCode(create(cwd), fault.InvalidComputerCommand)
 		}
 	})

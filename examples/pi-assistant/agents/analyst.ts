@@ -12,12 +12,12 @@ export const analystComputer = template({
     .from("node:24-bookworm-slim")
     .run(["npm", "install", "--global", "@earendil-works/pi-coding-agent@1.6.0"])
     .copy(source.directory("model"), "/opt/model")
-    .copy(source.directory("data"), "/work/data")
-    .workdir("/work"),
+    .copy(source.directory("data"), "/desk/data")
+    .workdir("/desk"),
   resources: { cpu: 1, memory: "1GiB" },
 })
 
-/** Analyses the orders in /work/data, in one native Pi session for the whole Session. */
+/** Analyses the orders in /desk/data, in one native Pi session for the whole Session. */
 export const analyst = agent({
   id: "pi-assistant",
   template: analystComputer,
