@@ -10,7 +10,6 @@ const (
 		last_turn_sequence, last_event_sequence, retained_after, process_epoch, initialised, recovery_reason, consecutive_failures, idle_since, released_at, created_at, updated_at)
 		SELECT ?, e.id, ?, ?, ?, ?, ?, ?, ?, 'open', ?, ?, ?, e.history_retention_mode, e.history_retention_seconds, NULL, 0, 0, 0, 0, 0, NULL, 0, NULL, NULL, ?, ?
 		FROM environments e WHERE e.id = ?`
-	sqlLock       = `SELECT ` + columns + ` FROM sessions s WHERE s.id = ? {lock}`
 	sqlByKey      = `SELECT s.id, s.computer_id FROM sessions s WHERE s.environment_id = ? AND s.agent_id = ? AND s.key = ? AND s.status IN ('open', 'closing')`
 	sqlComputerOf = `SELECT computer_id FROM sessions WHERE environment_id = ? AND id = ?`
 	sqlUpdate     = `UPDATE sessions SET status = ?, initial_turn_id = ?, last_turn_sequence = ?, last_event_sequence = ?, process_epoch = ?, initialised = ?, recovery_reason = ?,
@@ -48,9 +47,7 @@ const (
 
 	sqlProcessInsert = `INSERT INTO session_processes (session_id, epoch, computer_id, status, recovery, last_operation, created_at) VALUES (?, ?, ?, 'starting', ?, 0, ?)`
 	sqlProcessUpdate = `UPDATE session_processes SET status = ?, stop_reason = ?, failure_reason = ?, stopping_at = ?, last_operation = ?, ended_at = ? WHERE session_id = ? AND epoch = ?`
-	sqlProcessLive   = `SELECT session_id, epoch, computer_id, status, recovery, stop_reason, failure_reason, stopping_at, last_operation
-		FROM session_processes WHERE session_id = ? AND status <> 'ended'`
-	sqlOverdue = `SELECT DISTINCT computer_id FROM session_processes WHERE status = 'stopping' AND stopping_at <= ?`
+	sqlOverdue       = `SELECT DISTINCT computer_id FROM session_processes WHERE status = 'stopping' AND stopping_at <= ?`
 )
 
 // A Session as callers see it: its columns and the status of its first Turn.

@@ -81,22 +81,6 @@ func ByKey(tx *db.Tx, environmentID, agentID, key string) (sessionID, computerID
 	return sessionID, computerID, err
 }
 
-// Lock reads a Session and keeps others from changing it until the transaction ends. Lock its Computer before.
-func Lock(tx *db.Tx, sessionID string) (*Row, error) {
-	var r *Row
-	err := tx.Query(func(sc func(...any) error) (err error) {
-		r, err = Scan(sc)
-		return err
-	}, sqlLock, sessionID)
-	if err != nil {
-		return nil, fmt.Errorf("lock session: %w", err)
-	}
-	if r == nil {
-		return nil, notFound(sessionID)
-	}
-	return r, nil
-}
-
 // Update writes what was changed on r.
 func Update(tx *db.Tx, r *Row) error {
 	if !r.changed {
@@ -276,16 +260,6 @@ func UpdateProcess(tx *db.Tx, p *Process, now int64) error {
 		return fmt.Errorf("update process: %w", err)
 	}
 	return nil
-}
-
-// LiveProcess gives the process of a Session that has not ended, nil if there is none.
-func LiveProcess(tx *db.Tx, sessionID string) (*Process, error) {
-	var p *Process
-	err := tx.Query(func(sc func(...any) error) error {
-		p = &Process{}
-		return sc(&p.SessionID, &p.Epoch, &p.ComputerID, &p.Status, &p.Recovery, &p.StopReason, &p.FailureReason, &p.StoppingAt, &p.LastOperation)
-	}, sqlProcessLive, sessionID)
-	return p, err
 }
 
 // CausalDepth gives the number of Sessions above one in the chain of parents and requesters.
