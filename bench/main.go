@@ -104,7 +104,7 @@ type group struct {
 var (
 	onDev = []group{
 		{"cold", (*bench).cold, false}, {"warm", (*bench).warm, false}, {"live", (*bench).live, false}, {"piped", (*bench).piped, false},
-		{"throughput", (*bench).throughput, true},
+		{"throughput", (*bench).throughput, true}, {"commands", (*bench).commands, true},
 	}
 	onSplit = []group{{"memory", (*bench).memory, false}, {"sse", (*bench).sse, false}, {"idle", (*bench).idle, false}}
 )
