@@ -111,7 +111,7 @@ func walk(visit func(path string) error) error {
 			}
 			return nil
 		}
-		if !d.Type().IsRegular() {
+		if !d.Type().IsRegular() || d.Name() == ".git" { // a worktree's names its repository
 			return nil
 		}
 		return visit(filepath.ToSlash(rel))
