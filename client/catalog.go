@@ -24,8 +24,8 @@ func (c *Client) ListAgents(ctx context.Context, f AgentFilter) (api.AgentPage, 
 }
 
 // GetAgent gives an Agent with its definition in a Deployment; an empty deploymentID means the current one.
-func (c *Client) GetAgent(ctx context.Context, agentID, deploymentID string) (api.Agent, error) {
-	var out api.Agent
+func (c *Client) GetAgent(ctx context.Context, agentID, deploymentID string) (api.AgentDetail, error) {
+	var out api.AgentDetail
 	err := c.do(ctx, request{method: http.MethodGet, path: "/v1/agents/" + segment(agentID), query: values("deployment_id", deploymentID)}, &out)
 	return out, err
 }

@@ -98,13 +98,19 @@ type AgentRef struct {
 	ID string `json:"id"`
 }
 
-// Agent is a stable identity in its Environment. Definition is present on get.
+// Agent is a stable identity in its Environment.
 type Agent struct {
-	ID                  string           `json:"id"`
-	InCurrentDeployment bool             `json:"in_current_deployment"`
-	CreatedAt           Time             `json:"created_at"`
-	DeletedAt           *Time            `json:"deleted_at,omitempty"`
-	Definition          *AgentDefinition `json:"definition,omitempty"`
+	ID                  string `json:"id"`
+	InCurrentDeployment bool   `json:"in_current_deployment"`
+	CreatedAt           Time   `json:"created_at"`
+	DeletedAt           *Time  `json:"deleted_at,omitempty"`
+}
+
+// AgentDetail is an Agent with its definition in one Deployment: null when that one lacks the Agent, or when none is
+// current.
+type AgentDetail struct {
+	Agent
+	Definition *AgentDefinition `json:"definition"`
 }
 
 // AgentDefinition is what one Deployment says of an Agent.

@@ -380,7 +380,7 @@ func TestSpec_07_10_UnavailableComputer(t *testing.T) {
 		_, err := w.commands.Create(t.Context(), w.env, w.by, c, api.CommandCreateRequest{Command: []string{"x"}})
 		w.wantCode(err, fault.ComputerStartFailed)
 		// A Turn waits instead, and the retry that comes brings the Computer back.
-		_, err = w.turns.CreateSession(t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: c})
+		_, err = w.turns.CreateSession(t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: c}, nil)
 		w.must(err)
 		w.clock.advance(6 * time.Minute)
 		h := w.place(c)

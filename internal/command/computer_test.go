@@ -116,7 +116,7 @@ func TestSpec_07_17_Usage(t *testing.T) {
 			t.Fatal("an unused Computer is in use")
 		}
 		k := w.exec(c, "x")
-		s, err := w.turns.CreateSession(t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: c})
+		s, err := w.turns.CreateSession(t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: c}, nil)
 		w.must(err)
 		if sessions() != "admitted" || commands() != "admitted" {
 			t.Fatalf("%s, %s", sessions(), commands())
@@ -183,7 +183,7 @@ func TestSpec_07_18_DeleteIsRefusedWhileInUse(t *testing.T) {
 		k := w.exec(c, "x")
 		w.wantCode(w.delete(c), fault.ComputerBusy)
 		w.cancel(k)
-		s, err := w.turns.CreateSession(t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: c})
+		s, err := w.turns.CreateSession(t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: c}, nil)
 		w.must(err)
 		w.wantCode(w.delete(c), fault.ComputerBusy)
 		_, err = w.turns.Cancel(t.Context(), w.env, w.by, s.SessionID, api.ControlRequest{})
@@ -213,7 +213,7 @@ func TestDeleteOfAResidentComputer(t *testing.T) {
 		w.must(w.delete(c)) // again
 		_, err := w.commands.Create(t.Context(), w.env, w.by, c, api.CommandCreateRequest{Command: []string{"x"}})
 		w.wantCode(err, fault.ComputerDeleting)
-		_, err = w.turns.CreateSession(t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: c})
+		_, err = w.turns.CreateSession(t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: c}, nil)
 		w.wantCode(err, fault.ComputerDeleting)
 		if h.exchange(); !h.stop || h.save != nil {
 			t.Fatal("the Worker is not told to remove it at once")

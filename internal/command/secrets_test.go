@@ -190,14 +190,14 @@ func TestSpec_10_08_ARevokedSecretStopsAdmission(t *testing.T) {
 	t.Parallel()
 	eachVault(t, func(v *vault) {
 		c := v.newComputer("t")
-		r, err := v.turns.CreateSession(v.t.Context(), v.env, v.by, api.SessionCreateRequest{Agent: "echo", Input: []byte(`[{"type":"text","text":"x"}]`), ComputerID: c})
+		r, err := v.turns.CreateSession(v.t.Context(), v.env, v.by, api.SessionCreateRequest{Agent: "echo", Input: []byte(`[{"type":"text","text":"x"}]`), ComputerID: c}, nil)
 		v.must(err)
 		v.revoke("B")
 		_, err = v.commands.Create(v.t.Context(), v.env, v.by, c, api.CommandCreateRequest{Command: []string{"true"}})
 		v.wantCode(err, fault.SecretUnavailable)
 		_, err = v.turns.Enqueue(v.t.Context(), v.env, v.by, r.SessionID, api.EnqueueRequest{Input: []byte(`[{"type":"text","text":"x"}]`)})
 		v.wantCode(err, fault.SecretUnavailable)
-		_, err = v.turns.CreateSession(v.t.Context(), v.env, v.by, api.SessionCreateRequest{Agent: "echo", Input: []byte(`[{"type":"text","text":"x"}]`)})
+		_, err = v.turns.CreateSession(v.t.Context(), v.env, v.by, api.SessionCreateRequest{Agent: "echo", Input: []byte(`[{"type":"text","text":"x"}]`)}, nil)
 		v.wantCode(err, fault.SecretUnavailable)
 		if page, err := v.computers.List(v.t.Context(), v.env, computer.Filter{Limit: 50}); err != nil || len(page.Computers) != 1 {
 			t.Errorf("a refused Session left its Computer: %+v, %v", page, err)

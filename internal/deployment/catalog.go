@@ -111,8 +111,8 @@ func scanAgent(scan func(...any) error) (api.Agent, error) {
 
 // Agent gives one Agent with its definition in deploymentID, or in the current Deployment if that is empty. The
 // definition is nil when that Deployment lacks the Agent, or when none is current.
-func (s *Service) Agent(ctx context.Context, environmentID, agentID, deploymentID string) (api.Agent, error) {
-	var a api.Agent
+func (s *Service) Agent(ctx context.Context, environmentID, agentID, deploymentID string) (api.AgentDetail, error) {
+	var a api.AgentDetail
 	err := s.db.Read(ctx, func(tx *db.Tx) error {
 		current, err := currentOrNone(tx, environmentID)
 		if err != nil {
@@ -121,7 +121,7 @@ func (s *Service) Agent(ctx context.Context, environmentID, agentID, deploymentI
 		found := false
 		err = tx.Query(func(scan func(...any) error) error {
 			found = true
-			a, err = scanAgent(scan)
+			a.Agent, err = scanAgent(scan)
 			return err
 		}, sqlAgentGet, current, environmentID, agentID)
 		if err != nil {
@@ -138,7 +138,7 @@ func (s *Service) Agent(ctx context.Context, environmentID, agentID, deploymentI
 		return err
 	})
 	if err != nil {
-		return api.Agent{}, fmt.Errorf("get agent: %w", err)
+		return api.AgentDetail{}, fmt.Errorf("get agent: %w", err)
 	}
 	return a, nil
 }

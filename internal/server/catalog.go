@@ -24,7 +24,7 @@ func (s *Server) listAgents(c *call) (api.AgentPage, error) {
 	return s.deps.Catalog.Agents(c.ctx(), c.env(), scope, c.query.Get("deployment_id"), cursor, limit)
 }
 
-func (s *Server) getAgent(c *call) (api.Agent, error) {
+func (s *Server) getAgent(c *call) (api.AgentDetail, error) {
 	return s.deps.Catalog.Agent(c.ctx(), c.env(), c.path("agent_id"), c.query.Get("deployment_id"))
 }
 

@@ -147,7 +147,7 @@ func (c *call) wait() (time.Duration, error) {
 		return 0, nil
 	}
 	d, err := time.ParseDuration(text)
-	if err != nil || !durationText.MatchString(text) {
+	if err != nil || d <= 0 || !durationText.MatchString(text) {
 		return 0, badParam("wait", `wait must be a duration like "30s".`)
 	}
 	if d > maxWait {

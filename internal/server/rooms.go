@@ -43,7 +43,7 @@ type Sessions interface {
 
 // Turns admits work, controls Sessions and reads Turns.
 type Turns interface {
-	CreateSession(ctx context.Context, environmentID string, by api.Actor, req api.SessionCreateRequest) (api.SessionCreateReceipt, error)
+	CreateSession(ctx context.Context, environmentID string, by api.Actor, req api.SessionCreateRequest, may func(permission string) error) (api.SessionCreateReceipt, error)
 	Enqueue(ctx context.Context, environmentID string, by api.Actor, sessionID string, req api.EnqueueRequest) (api.EnqueueReceipt, error)
 	Interrupt(ctx context.Context, environmentID string, by api.Actor, sessionID string, req api.ControlRequest) (api.ControlReceipt, error)
 	Resume(ctx context.Context, environmentID string, by api.Actor, sessionID, holdID, idempotencyKey string) (api.ControlReceipt, error)
@@ -92,7 +92,7 @@ type Deployments interface {
 // Catalog reads Agent and Template definitions. An empty deploymentID means the current Deployment.
 type Catalog interface {
 	Agents(ctx context.Context, environmentID, scope, deploymentID, cursor string, limit int) (api.AgentPage, error)
-	Agent(ctx context.Context, environmentID, agentID, deploymentID string) (api.Agent, error)
+	Agent(ctx context.Context, environmentID, agentID, deploymentID string) (api.AgentDetail, error)
 	Templates(ctx context.Context, environmentID, deploymentID, cursor string, limit int) (api.TemplatePage, error)
 	Template(ctx context.Context, environmentID, templateID, deploymentID string) (api.TemplateInfo, error)
 }

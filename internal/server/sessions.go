@@ -32,33 +32,12 @@ func (s *Server) createSession(c *call, in api.SessionCreateRequest) (api.Sessio
 			return api.SessionCreateReceipt{}, err
 		}
 	}
-	if err := s.mayCreate(c, in); err != nil {
-		return api.SessionCreateReceipt{}, err
-	}
-	return s.deps.Turn.CreateSession(c.ctx(), c.env(), c.who.Actor, in)
-}
-
-// mayCreate asks for the permission of what the request will do: sessions.send if an open Session holds the key,
-// otherwise sessions.create. A caller with both is not looked up.
-func (s *Server) mayCreate(c *call, in api.SessionCreateRequest) error {
-	create, send := c.who.Can("sessions.create"), c.who.Can("sessions.send")
-	if create && (send || in.Key == "") {
+	return s.deps.Turn.CreateSession(c.ctx(), c.env(), c.who.Actor, in, func(permission string) error {
+		if !c.who.Can(permission) {
+			return lacks(permission)
+		}
 		return nil
-	}
-	if in.Key == "" {
-		return lacks("sessions.create")
-	}
-	page, err := s.deps.Session.List(c.ctx(), c.env(), session.Filter{
-		Statuses: []string{"open", "closing"}, AgentID: in.Agent, Key: in.Key, Limit: 1})
-	switch taken := err == nil && len(page.Sessions) > 0; {
-	case err != nil:
-		return err
-	case taken && !send:
-		return lacks("sessions.send")
-	case !taken && !create:
-		return lacks("sessions.create")
-	}
-	return nil
+	})
 }
 
 func (s *Server) listSessions(c *call) (api.SessionPage, error) {

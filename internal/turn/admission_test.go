@@ -37,7 +37,7 @@ func TestSpec_04_05_EachTurnTakesATokenOfTheRateBucket(t *testing.T) {
 		w.wantCode(err, rateLimit)
 		_, err = w.trySend(r.SessionID, "x")
 		w.wantCode(err, rateLimit)
-		_, err = w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x")})
+		_, err = w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x")}, nil)
 		w.wantCode(err, rateLimit)
 		w.clock.advance(499 * time.Millisecond)
 		_, err = w.tryEnqueue(r.SessionID, "")
@@ -170,7 +170,7 @@ func TestSpec_07_06_ComputersReserveTheirDisk(t *testing.T) {
 	t.Parallel()
 	each(t, func(w *world) {
 		create := func(computerID string) (api.SessionCreateReceipt, error) {
-			return w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: computerID})
+			return w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: computerID}, nil)
 		}
 		w.exec(`UPDATE environments SET max_reserved_storage_bytes = ? WHERE id = ?`, int64(2)*32<<30+1, w.env)
 		first, err := create("")

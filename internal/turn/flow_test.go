@@ -420,7 +420,7 @@ func TestSpec_04_04_AKeyNamesOneOpenSession(t *testing.T) {
 		receipts := make([]api.SessionCreateReceipt, 12)
 		for i := range receipts {
 			wg.Go(func() {
-				r, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Key: "repo", Input: text(fmt.Sprint(i))})
+				r, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Key: "repo", Input: text(fmt.Sprint(i))}, nil)
 				if err != nil {
 					w.t.Error(err)
 				}
@@ -450,7 +450,7 @@ func TestSpec_16_07_AnIdempotencyKeyIsAdmittedOnce(t *testing.T) {
 		receipts := make([]api.SessionCreateReceipt, 8)
 		for i := range receipts {
 			wg.Go(func() {
-				r, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), IdempotencyKey: "k"})
+				r, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), IdempotencyKey: "k"}, nil)
 				if err != nil {
 					w.t.Error(err)
 				}
@@ -463,7 +463,7 @@ func TestSpec_16_07_AnIdempotencyKeyIsAdmittedOnce(t *testing.T) {
 				w.t.Fatalf("receipts differ: %+v %+v", r, receipts[0])
 			}
 		}
-		_, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("y"), IdempotencyKey: "k"})
+		_, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("y"), IdempotencyKey: "k"}, nil)
 		if !fault.Is(err, fault.IdempotencyConflict) {
 			w.t.Fatalf("another body: %v", err)
 		}
@@ -474,7 +474,7 @@ func TestSpec_04_02_WhatCannotBeCreatedSaysWhy(t *testing.T) {
 	t.Parallel()
 	each(t, func(w *world) {
 		for agent, want := range map[string]fault.Code{"nobody": fault.AgentNotInCurrentDeployment, "not an id": fault.BadRequest} {
-			_, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: agent, Input: text("x")})
+			_, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: agent, Input: text("x")}, nil)
 			var f *fault.Error
 			if !errors.As(err, &f) || f.Code != want {
 				w.t.Errorf("agent %q: %v", agent, err)

@@ -123,7 +123,7 @@ func text(s string) json.RawMessage {
 
 func (w *world) create(agent, input string) api.SessionCreateReceipt {
 	w.t.Helper()
-	r, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: agent, Input: text(input)})
+	r, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: agent, Input: text(input)}, nil)
 	w.must(err)
 	return r
 }

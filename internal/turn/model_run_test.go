@@ -218,7 +218,7 @@ func (r *run) create() {
 			taken = s
 		}
 	}
-	receipt, err := r.w.turns.CreateSession(r.w.t.Context(), r.w.env, r.w.by, req)
+	receipt, err := r.w.turns.CreateSession(r.w.t.Context(), r.w.env, r.w.by, req, nil)
 	r.note("create %s key %q: %s %s", req.Agent, req.Key, short(receipt.SessionID), code(err))
 	if taken != nil {
 		r.agree("create with a taken key", code(err), r.m.enqueue(taken))

@@ -145,7 +145,7 @@ func TestSpec_05_16_ASweepTakesAHundredSessions(t *testing.T) {
 		computerID := w.session(w.create("echo", "x").SessionID).ComputerID
 		for i := range 102 {
 			w.clock.advance(10 * time.Millisecond)
-			r, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text(strings.Repeat("x", i)), ComputerID: computerID})
+			r, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text(strings.Repeat("x", i)), ComputerID: computerID}, nil)
 			w.must(err)
 			w.cancel(r.SessionID)
 		}

@@ -18,12 +18,12 @@ func TestSpec_04_03_ASessionMayUseAComputerThatIsThere(t *testing.T) {
 	each(t, func(w *world) {
 		first := w.create("echo", "hi")
 		computerID := w.session(first.SessionID).ComputerID
-		second, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "quick", Input: text("x"), ComputerID: computerID})
+		second, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "quick", Input: text("x"), ComputerID: computerID}, nil)
 		w.must(err)
 		if got := w.session(second.SessionID).ComputerID; got != computerID {
 			w.t.Fatalf("the Session is on %s", got)
 		}
-		_, err = w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "quick", Input: text("x"), ComputerID: id.New()})
+		_, err = w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "quick", Input: text("x"), ComputerID: id.New()}, nil)
 		if !fault.Is(err, fault.ComputerNotFound) {
 			w.t.Fatalf("an unknown Computer: %v", err)
 		}
@@ -140,7 +140,7 @@ func TestSpec_04_24_NoProcessStartsBehindAHold(t *testing.T) {
 	t.Parallel()
 	each(t, func(w *world) {
 		shared := w.create("echo", "keeps the Computer")
-		held, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: w.session(shared.SessionID).ComputerID})
+		held, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: w.session(shared.SessionID).ComputerID}, nil)
 		w.must(err)
 		hold, err := w.turns.Interrupt(w.t.Context(), w.env, w.by, held.SessionID, api.ControlRequest{})
 		w.must(err)
@@ -194,7 +194,7 @@ func TestSpec_05_08_ASaveWhoseCaptureBeganCompletesNoLaterTurn(t *testing.T) {
 		computerID := w.session(a.SessionID).ComputerID
 		more := make([]api.SessionCreateReceipt, 2)
 		for i := range more {
-			r, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: computerID})
+			r, err := w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Input: text("x"), ComputerID: computerID}, nil)
 			w.must(err)
 			more[i] = r
 		}

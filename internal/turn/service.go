@@ -36,9 +36,11 @@ type Source struct {
 }
 
 // CreateSession makes an independent Session with its first Turn, or, if an open Session of the Agent holds the key,
-// queues the input on that one. Errors: no_current_deployment, agent_not_in_current_deployment, agent_deleted,
+// queues the input on that one. Which of the two it is, is known in its transaction only: may is asked there for
+// "sessions.create" or "sessions.send", and what it answers refuses the request. nil: the platform itself asks. A repeated
+// request gets its receipt without being asked again. Errors: those of may, no_current_deployment, agent_not_in_current_deployment, agent_deleted,
 // session_not_open, computer_mismatch, computer_not_found, computer_deleting and the content codes.
-func (s *Service) CreateSession(ctx context.Context, environmentID string, by api.Actor, req api.SessionCreateRequest) (api.SessionCreateReceipt, error) {
+func (s *Service) CreateSession(ctx context.Context, environmentID string, by api.Actor, req api.SessionCreateRequest, may func(permission string) error) (api.SessionCreateReceipt, error) {
 	var out api.SessionCreateReceipt
 	if !id.Declared(req.Agent) {
 		return out, fault.New(fault.BadRequest, "agent must be the id of an Agent: a letter or digit, then up to 127 of letters, digits, '.', '_' and '-'")
@@ -50,30 +52,52 @@ func (s *Service) CreateSession(ctx context.Context, environmentID string, by ap
 	if err != nil {
 		return out, err
 	}
+	if may == nil {
+		may = func(string) error { return nil }
+	}
 	body := req
 	body.IdempotencyKey = ""
 	err = s.db.Write(ctx, func(tx *db.Tx) error {
 		out = api.SessionCreateReceipt{}
 		scope := access.Request{EnvironmentID: environmentID, Caller: by.String(), Operation: "session.create", Key: req.IdempotencyKey, Body: body, SessionID: &out.SessionID}
 		return access.Idempotent(tx, scope, &out, func() error {
-			if req.Key != "" {
-				sessionID, computerID, err := session.ByKey(tx, environmentID, req.Agent, req.Key)
-				if err != nil {
-					return fmt.Errorf("find key: %w", err)
-				}
-				if sessionID != "" {
-					if req.ComputerID != "" && req.ComputerID != computerID {
-						return fault.New(fault.ComputerMismatch, "key %q is held by a Session on computer %s", req.Key, computerID)
-					}
-					return s.enqueueOn(tx, environmentID, sessionID, input, func(t *row) {
-						out = api.SessionCreateReceipt{SessionID: sessionID, TurnID: t.ID, Sequence: t.Sequence}
-					})
-				}
+			if held, err := s.enqueueByKey(tx, environmentID, req, input, may, &out); held || err != nil {
+				return err
+			}
+			if err := may("sessions.create"); err != nil {
+				return err
 			}
 			return s.createRoot(tx, environmentID, req, input, &out)
 		})
 	})
 	return out, err
+}
+
+// enqueueByKey queues input on the open Session that holds the key of req. held tells that there is one.
+func (s *Service) enqueueByKey(tx *db.Tx, environmentID string, req api.SessionCreateRequest, input json.RawMessage, may func(permission string) error, out *api.SessionCreateReceipt) (held bool, err error) {
+	if req.Key == "" {
+		return false, nil
+	}
+	sessionID, computerID, err := session.ByKey(tx, environmentID, req.Agent, req.Key)
+	if err != nil {
+		return false, fmt.Errorf("find key: %w", err)
+	}
+	if sessionID == "" {
+		return false, nil
+	}
+	w, u, err := s.begin(tx, environmentID, sessionID)
+	if err != nil || u.s.Terminal() { // it ended before it was locked, and has freed the key
+		return false, err
+	}
+	if err := may("sessions.send"); err != nil {
+		return true, err
+	}
+	if req.ComputerID != "" && req.ComputerID != computerID {
+		return true, fault.New(fault.ComputerMismatch, "key %q is held by a Session on computer %s", req.Key, computerID)
+	}
+	return true, w.enqueue(u, input, func(t *row) {
+		*out = api.SessionCreateReceipt{SessionID: sessionID, TurnID: t.ID, Sequence: t.Sequence}
+	})
 }
 
 func (s *Service) createRoot(tx *db.Tx, environmentID string, req api.SessionCreateRequest, input json.RawMessage, out *api.SessionCreateReceipt) error {
@@ -189,6 +213,11 @@ func (s *Service) enqueueOn(tx *db.Tx, environmentID, sessionID string, input js
 	if err != nil {
 		return err
 	}
+	return w.enqueue(u, input, admitted)
+}
+
+// enqueue admits input as a new Turn of u and writes everything.
+func (w *work) enqueue(u *unit, input json.RawMessage, admitted func(*row)) error {
 	if err := u.requireOpen(); err != nil {
 		return err
 	}
