@@ -16,8 +16,11 @@ const (
 		consecutive_failures = ?, idle_since = ?, released_at = ?, updated_at = ? WHERE id = ?`
 	sqlChildren       = `SELECT id, computer_id FROM sessions WHERE parent_session_id = ?`
 	sqlUnclosedChilds = `SELECT COUNT(*) FROM sessions WHERE parent_session_id = ? AND status IN ('open', 'closing')`
-	sqlIdleDue        = `SELECT id FROM sessions WHERE status = 'open' AND idle_since IS NOT NULL AND close_after_idle_ms IS NOT NULL
-		AND idle_since + close_after_idle_ms <= ? ORDER BY idle_since LIMIT 100`
+	// A child that has not ended keeps its parent open; such a parent must not take a place among those that can be closed.
+	sqlIdleDue = `SELECT s.id FROM sessions s WHERE s.status = 'open' AND s.idle_since IS NOT NULL AND s.close_after_idle_ms IS NOT NULL
+		AND s.idle_since + s.close_after_idle_ms <= ?
+		AND NOT EXISTS (SELECT 1 FROM sessions c WHERE c.parent_session_id = s.id AND c.status IN ('open', 'closing'))
+		ORDER BY s.idle_since + s.close_after_idle_ms LIMIT 100`
 
 	sqlEventInsert = `INSERT INTO session_events (session_id, sequence, turn_id, kind, data, process_epoch, operation, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`
 	sqlEvents      = `SELECT turn_id, sequence, kind, data, created_at FROM session_events WHERE session_id = ? AND sequence > ? ORDER BY sequence LIMIT ?`
