@@ -1,0 +1,3 @@
+-- Sessions by the moment at which their idle clock runs out.
+DROP INDEX sessions_idle;
+CREATE INDEX sessions_idle ON sessions ((idle_since + close_after_idle_ms)) WHERE status = 'open' AND idle_since IS NOT NULL AND close_after_idle_ms IS NOT NULL;
