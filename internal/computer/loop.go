@@ -31,26 +31,58 @@ func (f *free) fits(r *Row) bool {
 	return f.cpu >= r.MilliCPU && f.memory >= r.MemoryMiB && f.diskMiB >= r.DiskMiB
 }
 
-// dispatch places every Computer that is wanted and not resident on a Worker with room.
+// waiting is a Computer that has work and no Worker.
+type waiting struct {
+	id    string
+	wants request
+	// wait is what its last look found it waiting for; nil before the first.
+	wait *string
+}
+
+// request is what placement asks for: two Computers with the same get the same answer.
+type request struct {
+	environmentID        string
+	cpu, memory, diskMiB int64
+}
+
+// dispatchPage is how many waiting Computers one read gives.
+const dispatchPage = 100
+
+// dispatch places every Computer that is wanted and not resident on a Worker with room. The oldest come first, but none
+// that finds no room keeps a later one that does from its place.
 func (s *Service) dispatch(ctx context.Context) (time.Duration, error) {
 	now := db.Millis(s.now())
-	var wanted []string
-	var next *int64
-	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
-		next = nil
-		if wanted, err = ids(tx, sqlWanted, now); err != nil {
-			return err
+	refused := map[request]string{} // what this round found no room for
+	for after := ""; ; {
+		page, err := s.wanted(ctx, now, after)
+		if err != nil {
+			return 0, fmt.Errorf("find wanted computers: %w", err)
 		}
-		_, err = tx.Get([]any{&next}, sqlNextTry, now)
+		for _, c := range page {
+			after = c.id
+			if wait, ok := refused[c.wants]; ok && c.wait != nil && *c.wait == wait {
+				continue
+			}
+			wait, err := s.place(ctx, c.id)
+			if err != nil {
+				return 0, err
+			}
+			if wait != "" {
+				refused[c.wants] = wait
+			}
+		}
+		if len(page) < dispatchPage {
+			break
+		}
+	}
+	var next *int64
+	err := s.db.Read(ctx, func(tx *db.Tx) error {
+		next = nil
+		_, err := tx.Get([]any{&next}, sqlNextTry, now)
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("find wanted computers: %w", err)
-	}
-	for _, computerID := range wanted {
-		if err := s.place(ctx, computerID); err != nil {
-			return 0, err
-		}
+		return 0, fmt.Errorf("find the next try: %w", err)
 	}
 	if next != nil {
 		return time.Duration(*next-now) * time.Millisecond, nil
@@ -58,22 +90,39 @@ func (s *Service) dispatch(ctx context.Context) (time.Duration, error) {
 	return 0, nil
 }
 
-func (s *Service) place(ctx context.Context, computerID string) error {
-	err := s.db.Write(ctx, func(tx *db.Tx) error {
+func (s *Service) wanted(ctx context.Context, now int64, after string) ([]waiting, error) {
+	var page []waiting
+	err := s.db.Read(ctx, func(tx *db.Tx) error {
+		page = nil
+		return tx.Query(func(sc func(...any) error) error {
+			var c waiting
+			err := sc(&c.id, &c.wants.environmentID, &c.wants.cpu, &c.wants.memory, &c.wants.diskMiB, &c.wait)
+			page = append(page, c)
+			return err
+		}, sqlWanted, after, now, dispatchPage)
+	})
+	return page, err
+}
+
+// place gives a Computer a Worker, or tells what it has to wait for.
+func (s *Service) place(ctx context.Context, computerID string) (wait string, err error) {
+	err = s.db.Write(ctx, func(tx *db.Tx) error {
+		wait = ""
 		now := db.Millis(s.now())
 		r, err := Lock(tx, computerID)
 		if err != nil || !r.WorkWanted || r.Resident() || r.Status != "available" || (r.RetryAt != nil && *r.RetryAt > now) {
 			return err
 		}
-		wait, worker, err := s.choose(tx, r)
-		if err != nil {
+		var worker string
+		if wait, worker, err = s.choose(tx, r); err != nil {
 			return err
 		}
 		if wait != "" {
-			if r.ExecutionWait == nil || *r.ExecutionWait != wait {
-				r.ExecutionWait = &wait
-				r.touch(now)
+			if r.ExecutionWait != nil && *r.ExecutionWait == wait {
+				return nil
 			}
+			r.ExecutionWait = ptr(wait)
+			r.touch(now)
 			return Update(tx, r)
 		}
 		if r.Residency == Unavailable {
@@ -90,9 +139,9 @@ func (s *Service) place(ctx context.Context, computerID string) error {
 		return Update(tx, r)
 	})
 	if err != nil {
-		return fmt.Errorf("place computer %s: %w", computerID, err)
+		return "", fmt.Errorf("place computer %s: %w", computerID, err)
 	}
-	return nil
+	return wait, nil
 }
 
 // choose gives the Worker for r, or what it has to wait for.

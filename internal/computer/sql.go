@@ -15,7 +15,8 @@ const (
 	sqlUpdate    = `UPDATE computers SET status = ?, residency = ?, execution_wait = ?, error_code = ?, error_message = ?, worker_id = ?, lease_epoch = ?,
 		work_wanted = ?, stopping = ?, stopping_save_id = ?, start_failures = ?, retry_at = ?, last_save_number = ?, recovery_save_id = ?, unused_since = ?,
 		last_activity_at = ?, updated_at = ? WHERE id = ?`
-	sqlWanted   = `SELECT id FROM computers WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable') AND (retry_at IS NULL OR retry_at <= ?) ORDER BY id LIMIT 100`
+	sqlWanted = `SELECT id, environment_id, milli_cpu, memory_mib, disk_mib, execution_wait FROM computers
+		WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable') AND id > ? AND (retry_at IS NULL OR retry_at <= ?) ORDER BY id LIMIT ?`
 	sqlNextTry  = `SELECT MIN(retry_at) FROM computers WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable') AND retry_at > ?`
 	sqlUnused   = `SELECT id FROM computers WHERE residency = 'running' AND stopping IS NULL AND unused_since <= ? LIMIT 100`
 	sqlOfWorker = `SELECT id, lease_epoch FROM computers WHERE worker_id = ? ORDER BY id`
