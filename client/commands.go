@@ -29,6 +29,13 @@ func (c *Client) DeleteComputer(ctx context.Context, computerID string, req api.
 	return out, err
 }
 
+// GetComputerNetwork gives what a Computer tried on its network lately, latest first.
+func (c *Client) GetComputerNetwork(ctx context.Context, computerID string) (api.ComputerNetwork, error) {
+	var out api.ComputerNetwork
+	err := c.do(ctx, request{method: http.MethodGet, path: computerPath(computerID) + "/network"}, &out)
+	return out, err
+}
+
 // ListComputerSessions gives one page of the Sessions that occupy a Computer now, oldest first.
 func (c *Client) ListComputerSessions(ctx context.Context, computerID, cursor string, limit int) (api.ComputerSessionPage, error) {
 	var out api.ComputerSessionPage

@@ -45,6 +45,26 @@ type ComputerReceipt struct {
 	ComputerID string `json:"computer_id"`
 }
 
+// NetworkAttempt is something that a Computer tried on its network, once or often in a row. Name and address are what it
+// asked for, at most: no content.
+type NetworkAttempt struct {
+	Kind    string `json:"kind" enum:"dns,tls,http,tcp,udp,icmp,ip"`
+	Name    string `json:"name,omitempty"`
+	Address string `json:"address,omitempty"`
+	Port    int    `json:"port,omitempty"`
+	Outcome string `json:"outcome" enum:"allowed,refused"`
+	// Reason says why it was refused.
+	Reason  string `json:"reason,omitempty"`
+	Count   int64  `json:"count"`
+	FirstAt Time   `json:"first_at"`
+	LastAt  Time   `json:"last_at"`
+}
+
+// ComputerNetwork is what a Computer tried on its network lately, latest first.
+type ComputerNetwork struct {
+	Attempts []NetworkAttempt `json:"attempts"`
+}
+
 // ComputerUsage is a Session or Command that occupies a Computer now. UsageState is neither its history nor its status.
 type ComputerUsage struct {
 	ID         string `json:"id"`

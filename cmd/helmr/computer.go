@@ -15,7 +15,7 @@ func (a *app) computerCommand() *cobra.Command {
 		`  helmr computer create triage-box --key repo:42
   helmr computer exec --key repo:42 -- npm test
   helmr computer list`,
-		a.computerCreate(), a.computerList(), a.computerGet(), a.computerDelete(), a.computerExec(), a.computerSessions(), a.computerCommands())
+		a.computerCreate(), a.computerList(), a.computerGet(), a.computerDelete(), a.computerExec(), a.computerNetwork(), a.computerSessions(), a.computerCommands())
 }
 
 func (a *app) computerList() *cobra.Command {

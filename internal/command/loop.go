@@ -159,7 +159,9 @@ func (s *Service) deleteUnused(ctx context.Context) (time.Duration, error) {
 			} else if err != nil {
 				return err
 			}
-			computer.Delete(tx, c, now)
+			if err := computer.Delete(tx, c, now); err != nil {
+				return err
+			}
 			return computer.Update(tx, c)
 		}))
 	}

@@ -131,7 +131,9 @@ func (s *Service) DeleteComputer(ctx context.Context, environmentID string, by a
 			if err := deletable(tx, c); err != nil {
 				return err
 			}
-			computer.Delete(tx, c, db.Millis(s.now()))
+			if err := computer.Delete(tx, c, db.Millis(s.now())); err != nil {
+				return err
+			}
 			return computer.Update(tx, c)
 		})
 	})

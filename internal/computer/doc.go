@@ -15,5 +15,5 @@
 // whatever a Worker reports counts only under the epoch of the present placement. Saves are numbered per Computer; a
 // Save may be joined by Turns until its capture begins; the recovery point is the published Save with the highest number.
 //
-// Tables owned: workers, computers, saves.
+// Tables owned: workers, computers, computer_network, saves.
 package computer

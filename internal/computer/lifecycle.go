@@ -74,14 +74,18 @@ func (s *Service) create(tx *db.Tx, environmentID string, req api.ComputerCreate
 
 // Delete begins the deletion of a locked Computer that nobody uses: it takes no new work, and is deleted once no Worker
 // has it.
-func Delete(tx *db.Tx, r *Row, now int64) {
+func Delete(tx *db.Tx, r *Row, now int64) error {
 	if r.Status != "available" {
-		return
+		return nil
+	}
+	if _, err := tx.Exec(sqlNetworkDelete, r.ID); err != nil {
+		return fmt.Errorf("forget network attempts: %w", err)
 	}
 	r.Status, r.WorkWanted, r.ExecutionWait, r.RetryAt = "deleting", false, nil, nil
 	r.touch(now)
 	r.endDeletion()
 	SignalWorker(tx, r)
+	return nil
 }
 
 // endDeletion makes a Computer that is being deleted deleted, if no Worker has it.

@@ -60,6 +60,13 @@ const (
 )
 
 const (
+	sqlNetwork    = `SELECT attempts FROM computer_network WHERE computer_id = ?`
+	sqlNetworkSet = `INSERT INTO computer_network (computer_id, attempts, updated_at) VALUES (?, ?, ?)
+		ON CONFLICT (computer_id) DO UPDATE SET attempts = excluded.attempts, updated_at = excluded.updated_at`
+	sqlNetworkDelete = `DELETE FROM computer_network WHERE computer_id = ?`
+)
+
+const (
 	sqlBind     = `INSERT INTO computer_secrets (computer_id, position, secret, binding) VALUES (?, ?, ?, ?)`
 	sqlBindings = `SELECT binding FROM computer_secrets WHERE computer_id = ? ORDER BY position`
 	// Bindings whose Secret is revoked, or so long that a variable may not hold it.

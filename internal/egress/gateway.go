@@ -154,6 +154,14 @@ func (g *Gateway) open(ctx context.Context) error {
 	if err := g.prepareGateway(); err != nil {
 		return err
 	}
+	if g.rules.notes {
+		err = g.watchPackets()
+	} else {
+		err = errors.New("the kernel has no nft_log or nfnetlink_log")
+	}
+	if err != nil {
+		g.cfg.Log.Warn("packets that are refused will not be listed as attempts of their Computers", "error", err)
+	}
 	if err := g.sweep(); err != nil {
 		return err
 	}
@@ -316,17 +324,6 @@ func (g *Gateway) Intact(id string) bool {
 	}
 	_, err := g.inner.LinkByName(c.link())
 	return err == nil
-}
-
-// Attempts gives what a Computer tried lately, oldest first; nil for one that has no network.
-func (g *Gateway) Attempts(id string) []Attempt {
-	g.mu.RLock()
-	c := g.computers[id]
-	g.mu.RUnlock()
-	if c == nil {
-		return nil
-	}
-	return c.attempts.list()
 }
 
 // Close stops resolver and proxies. Namespaces and rules stay for as long as there is a Computer; without one

@@ -434,7 +434,8 @@ func (u *guest) ask(network, name string, kind uint16) *dns.Msg {
 	q.SetEdns0(1232, false)
 	reply, err := u.askAt(network, resolverAddress.String()+":53", q)
 	if err != nil {
-		u.Fatalf("ask %s: %v; attempts %+v; arrived:\n%s", name, err, u.g.Attempts(u.id), u.seen.all())
+		tried, _ := u.g.Attempts(u.id)
+		u.Fatalf("ask %s: %v; attempts %+v; arrived:\n%s", name, err, tried, u.seen.all())
 	}
 	return reply
 }

@@ -82,6 +82,14 @@ func overCount(s *nftables.Set, n uint32) []expr.Any {
 		Operation: unix.NFT_DYNSET_OP_ADD, Exprs: []expr.Any{&expr.Connlimit{Count: n, Flags: expr.NFT_CONNLIMIT_F_INV}}})
 }
 
+// note tells the gateway of the packets of an interface, up to a rate.
+func note(s *nftables.Set, prefix string) []expr.Any {
+	return append(load(expr.MetaKeyIIFNAME, 1), &expr.Dynset{SrcRegKey: 1, SetName: s.Name, SetID: s.ID, Operation: unix.NFT_DYNSET_OP_UPDATE,
+		Exprs: []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: notesPerSecond, Unit: expr.LimitTimeSecond, Burst: notesPerSecond}}},
+		&expr.Log{Key: 1<<unix.NFTA_LOG_GROUP | 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_SNAPLEN | 1<<unix.NFTA_LOG_QTHRESHOLD,
+			Group: noteGroup, Data: []byte(prefix), Snaplen: noteBytes, QThreshold: 1})
+}
+
 func verdict(kind expr.VerdictKind) []expr.Any { return []expr.Any{&expr.Verdict{Kind: kind}} }
 
 func jump(c *nftables.Chain) []expr.Any {

@@ -73,7 +73,7 @@ func (g *Gateway) relayTLS(conn *guestConn) {
 		return
 	}
 	up, at, reason, err := g.connectTo(c, name, 443)
-	c.attempts.add(Attempt{Kind: "tls", Name: name, Address: at.Addr(), Reason: reason})
+	c.attempts.add(Attempt{Kind: "tls", Name: name, Address: at, Reason: reason})
 	if reason != "" {
 		refuseTLS(conn.TCPConn)
 		return
@@ -289,7 +289,7 @@ func (g *Gateway) transport(c *computer) *http.Transport {
 				return nil, err
 			}
 			conn, at, reason, err := g.connectTo(c, name, 80)
-			c.attempts.add(Attempt{Kind: "http", Name: name, Address: at.Addr(), Reason: reason})
+			c.attempts.add(Attempt{Kind: "http", Name: name, Address: at, Reason: reason})
 			if reason != "" {
 				return nil, refusal(reason)
 			}

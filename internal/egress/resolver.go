@@ -277,7 +277,7 @@ func (g *Gateway) answer(c *computer, q *dns.Msg) *dns.Msg {
 	}
 	at := Attempt{Kind: "dns", Name: name}
 	if len(found.addresses) > 0 {
-		at.Address = found.addresses[0]
+		at.Address = netip.AddrPortFrom(found.addresses[0], 0)
 	}
 	c.attempts.add(at)
 	return reply

@@ -24,9 +24,10 @@ const (
 
 // Bounds that the kernel holds for each Computer.
 const (
-	maxFlows     = 1024 // connections and UDP flows to the outside under an open policy
-	maxLocal     = 320  // connections to the gateway: proxied ones and DNS over TCP
-	dnsPerSecond = 500
+	maxFlows       = 1024 // connections and UDP flows to the outside under an open policy
+	maxLocal       = 320  // connections to the gateway: proxied ones and DNS over TCP
+	dnsPerSecond   = 500
+	notesPerSecond = 20 // packets that are told of
 )
 
 // rules are the gateway's own: one table for IPv4, one that drops all IPv6. A Computer is an element of sets and no
@@ -42,6 +43,10 @@ type rules struct {
 	flows   *nftables.Set // connections counted by interface
 	local   *nftables.Set
 	asked   *nftables.Set // rate of DNS questions by interface
+	refused *nftables.Set // rate of refused packets that are noted, by interface
+	passed  *nftables.Set // rate of new flows that are noted, by interface
+	// notes tells whether the kernel can tell of packets.
+	notes bool
 }
 
 func newRules(ns *os.File) *rules {
@@ -55,10 +60,15 @@ func newRules(ns *os.File) *rules {
 	r.denied = set("denied", nftables.TypeIPAddr)
 	r.denied.Interval = true
 	r.flows, r.local, r.asked = set("flows", nftables.TypeIFName), set("local", nftables.TypeIFName), set("asked", nftables.TypeIFName)
-	for _, s := range []*nftables.Set{r.flows, r.local, r.asked} {
+	r.refused, r.passed = set("refused", nftables.TypeIFName), set("passed", nftables.TypeIFName)
+	for _, s := range r.dynamic() {
 		s.Dynamic, s.Size = true, 1<<16
 	}
 	return r
+}
+
+func (r *rules) dynamic() []*nftables.Set {
+	return []*nftables.Set{r.flows, r.local, r.asked, r.refused, r.passed}
 }
 
 func (r *rules) conn() (*nftables.Conn, error) {
@@ -73,8 +83,19 @@ func element(m *computer) []nftables.SetElement {
 	return []nftables.SetElement{{Key: append(ifname(m.link()), m.address().AsSlice()...)}}
 }
 
-// install replaces all rules in one transaction: there is no moment without them.
+// install replaces all rules in one transaction: there is no moment without them. A kernel that cannot tell of packets
+// does without.
 func (r *rules) install(computers []*computer, denied []netip.Prefix) error {
+	r.notes = true
+	err := r.replace(computers, denied)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
+		r.notes = false
+		err = r.replace(computers, denied)
+	}
+	return err
+}
+
+func (r *rules) replace(computers []*computer, denied []netip.Prefix) error {
 	c, err := r.conn()
 	if err != nil {
 		return err
@@ -89,7 +110,7 @@ func (r *rules) install(computers []*computer, denied []netip.Prefix) error {
 	for name, hook := range map[string]*nftables.ChainHook{"input": nftables.ChainHookInput, "forward": nftables.ChainHookForward, "output": nftables.ChainHookOutput} {
 		c.AddChain(&nftables.Chain{Table: six, Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: nftables.ChainPriorityFilter, Policy: &drop})
 	}
-	for _, s := range []*nftables.Set{r.members, r.listed, r.open, r.denied, r.flows, r.local, r.asked} {
+	for _, s := range append(r.dynamic(), r.members, r.listed, r.open, r.denied) {
 		if err := c.AddSet(s, nil); err != nil {
 			return fmt.Errorf("add nftables set: %w", err)
 		}
@@ -114,7 +135,9 @@ func (r *rules) chains(c *nftables.Conn) {
 	base := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, p *nftables.ChainPolicy) *nftables.Chain {
 		return c.AddChain(&nftables.Chain{Table: r.table, Name: name, Type: kind, Hooknum: hook, Priority: priority, Policy: p})
 	}
+	reject := c.AddChain(&nftables.Chain{Table: r.table, Name: "reject"})
 	refuse := c.AddChain(&nftables.Chain{Table: r.table, Name: "refuse"})
+	exceed := c.AddChain(&nftables.Chain{Table: r.table, Name: "exceed"})
 	arrive := base("arrive", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle, &drop)
 	steer := base("steer", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest, &accept)
 	input := base("input", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter, &drop)
@@ -140,7 +163,7 @@ func (r *rules) chains(c *nftables.Conn) {
 			Exprs: []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: dnsPerSecond, Unit: expr.LimitTimeSecond, Burst: dnsPerSecond, Over: true}}}},
 		verdict(expr.VerdictDrop))
 	rule(input, protocolIs(unix.IPPROTO_UDP), destinationIs(resolverAddress), portIs(portDNS), verdict(expr.VerdictAccept))
-	rule(input, overCount(r.local, maxLocal), jump(refuse))
+	rule(input, overCount(r.local, maxLocal), jump(exceed))
 	rule(input, protocolIs(unix.IPPROTO_TCP), destinationIs(resolverAddress), portIs(portDNS), verdict(expr.VerdictAccept))
 	for _, port := range []uint16{portTLS, portHTTP} {
 		rule(input, load(expr.MetaKeyIIFNAME, 1), in(r.listed, 1), protocolIs(unix.IPPROTO_TCP), portIs(port), redirected(), verdict(expr.VerdictAccept))
@@ -152,16 +175,23 @@ func (r *rules) chains(c *nftables.Conn) {
 	rule(forward, destination(1), in(r.denied, 1), jump(refuse))
 	open := slices.Concat(load(expr.MetaKeyIIFNAME, 1), in(r.open, 1), interfaceIs(expr.MetaKeyOIFNAME, uplinkInside))
 	rule(forward, open, state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictAccept))
-	rule(forward, open, overCount(r.flows, maxFlows), jump(refuse))
+	rule(forward, open, overCount(r.flows, maxFlows), jump(exceed))
+	if r.notes {
+		rule(forward, open, note(r.passed, notePassed))
+		rule(refuse, note(r.refused, noteRefused))
+		rule(exceed, note(r.refused, noteExceeded))
+	}
 	rule(forward, open, verdict(expr.VerdictAccept))
 	rule(forward, jump(refuse))
 
 	rule(output, state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictAccept))
 
-	rule(refuse, protocolIs(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
+	rule(refuse, jump(reject))
+	rule(exceed, jump(reject))
+	rule(reject, protocolIs(unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
 	// Of the codes, gVisor tells programs about this one.
-	rule(refuse, protocolIs(unix.IPPROTO_UDP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpPortUnreachable}})
-	rule(refuse, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpAdminProhibited}})
+	rule(reject, protocolIs(unix.IPPROTO_UDP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpPortUnreachable}})
+	rule(reject, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: icmpAdminProhibited}})
 
 	rule(leave, interfaceIs(expr.MetaKeyOIFNAME, uplinkInside), []expr.Any{&expr.Masq{}})
 }

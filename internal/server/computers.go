@@ -37,6 +37,10 @@ func (s *Server) deleteComputer(c *call, in api.ControlRequest) (api.ComputerRec
 	return s.deps.Command.DeleteComputer(c.ctx(), c.env(), c.who.Actor, c.path("computer_id"), in.IdempotencyKey)
 }
 
+func (s *Server) getComputerNetwork(c *call) (api.ComputerNetwork, error) {
+	return s.deps.Computer.Network(c.ctx(), c.env(), c.path("computer_id"))
+}
+
 func (s *Server) listComputerSessions(c *call) (api.ComputerSessionPage, error) {
 	cursor, limit, err := c.page()
 	if err == nil {

@@ -67,6 +67,7 @@ type Computers interface {
 	Create(ctx context.Context, environmentID string, by api.Actor, req api.ComputerCreateRequest) (api.ComputerReceipt, error)
 	Get(ctx context.Context, environmentID, computerID string) (api.Computer, error)
 	List(ctx context.Context, environmentID string, filter computer.Filter) (api.ComputerPage, error)
+	Network(ctx context.Context, environmentID, computerID string) (api.ComputerNetwork, error)
 }
 
 // Commands runs Commands on Computers, reads them and what they wrote, and knows who uses a Computer.

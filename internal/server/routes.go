@@ -102,6 +102,8 @@ func (s *Server) computerRoutes() []route {
 			handler: takes(s.createComputer)},
 		{method: http.MethodDelete, path: "/computers/{computer_id}", permission: "computers.delete", operation: "deleteComputer", tag: tag,
 			summary: "Delete a Computer that nobody uses", limit: limitManagement, key: keyOptional, status: http.StatusAccepted, handler: takes(s.deleteComputer)},
+		{method: http.MethodGet, path: "/computers/{computer_id}/network", permission: "computers.read", operation: "getComputerNetwork", tag: tag,
+			summary: "What a Computer tried on its network lately, allowed and refused, latest first", handler: answers(s.getComputerNetwork)},
 		{method: http.MethodGet, path: "/computers/{computer_id}/sessions", permission: "computers.read", operation: "listComputerSessions", tag: tag,
 			summary: "List the Sessions that occupy a Computer now", query: paged(), handler: answers(s.listComputerSessions)},
 		{method: http.MethodGet, path: "/computers/{computer_id}/commands", permission: "computers.read", operation: "listComputerCommands", tag: tag,

@@ -294,6 +294,9 @@ func ended(e sandbox.Exit) string {
 func (c *computer) running(ctx context.Context) {
 	c.setPhase(workerpb.Phase_PHASE_RUNNING, "")
 	c.step(ctx, "output", c.storeOutput)
+	if c.w.cfg.Network != nil {
+		c.step(ctx, "network", c.reportNetwork)
+	}
 	c.step(ctx, "watch", func(ctx context.Context) error {
 		for {
 			exit, err := c.w.cfg.Runtime.Wait(ctx, c.id)

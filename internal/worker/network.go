@@ -3,9 +3,13 @@ package worker
 import (
 	"context"
 	"fmt"
+	"strings"
+	"time"
 
+	"helmr.dev/helmr/internal/egress"
 	"helmr.dev/helmr/internal/egress/policy"
 	"helmr.dev/helmr/internal/sandbox"
+	workerpb "helmr.dev/helmr/internal/worker/proto"
 )
 
 // resolvConfInside is bound over the image's own: the root filesystem keeps what it has for another start.
@@ -67,4 +71,46 @@ func (w *Worker) sweepNetworks(living map[string]bool) error {
 		}
 	}
 	return nil
+}
+
+// Times between reports of what one Computer tried: something new is waited on a little, for what comes with it.
+const (
+	reportSoon  = 500 * time.Millisecond
+	reportEvery = 3 * time.Second
+)
+
+// reportNetwork tells the server what the Computer tries on its network, until ctx ends. A report has all that is
+// remembered, so one that is lost is made good by the next.
+func (c *computer) reportNetwork(ctx context.Context) error {
+	for wait := reportSoon; ; wait = reportEvery {
+		_, tried := c.w.cfg.Network.Attempts(c.id)
+		if tried == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tried:
+		}
+		if !sleep(ctx, wait) {
+			return ctx.Err()
+		}
+		list, _ := c.w.cfg.Network.Attempts(c.id)
+		req := &workerpb.ReportNetworkRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch}
+		for _, a := range list {
+			req.Attempts = append(req.Attempts, attempt(a))
+		}
+		if _, err := c.w.cfg.Server.ReportNetwork(ctx, req); err != nil && ctx.Err() == nil {
+			c.w.cfg.Log.Debug("what a computer tried on its network was not reported", "computer", c.id, "error", err)
+		}
+	}
+}
+
+func attempt(a egress.Attempt) *workerpb.NetworkAttempt {
+	out := &workerpb.NetworkAttempt{Kind: a.Kind, Name: strings.ToValidUTF8(a.Name, "\uFFFD"), Port: int32(a.Address.Port()), Reason: string(a.Reason), Count: a.Count,
+		FirstMs: a.First.UnixMilli(), LastMs: a.Last.UnixMilli()}
+	if ip := a.Address.Addr(); ip.IsValid() {
+		out.Address = ip.String()
+	}
+	return out
 }

@@ -80,6 +80,10 @@ func (r *remote) StoreOutput(ctx context.Context, req *workerpb.StoreOutputReque
 	return r.c.StoreOutput(ctx, req)
 }
 
+func (r *remote) ReportNetwork(ctx context.Context, req *workerpb.ReportNetworkRequest) (*workerpb.ReportNetworkResponse, error) {
+	return r.c.ReportNetwork(ctx, req)
+}
+
 func (r *remote) ResolveSecrets(ctx context.Context, req *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error) {
 	return r.c.ResolveSecrets(ctx, req)
 }

@@ -38,6 +38,7 @@ type Server interface {
 	Exchange(context.Context, *workerpb.ExchangeRequest) (*workerpb.ExchangeResponse, error)
 	PublishSave(context.Context, *workerpb.PublishSaveRequest) (*workerpb.PublishSaveResponse, error)
 	StoreOutput(context.Context, *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error)
+	ReportNetwork(context.Context, *workerpb.ReportNetworkRequest) (*workerpb.ReportNetworkResponse, error)
 	ResolveSecrets(context.Context, *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error)
 }
 

@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -11,10 +13,12 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
+	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/db"
 )
 
@@ -95,6 +99,40 @@ func smallInternet(t *testing.T) string {
 	return host
 }
 
+// attempts asks for what a Computer tried until all parts are there: reports take a moment.
+func (h *helmr) attempts(key string, parts ...string) string {
+	h.t.Helper()
+	again := time.NewTicker(100 * time.Millisecond)
+	defer again.Stop()
+	for deadline := time.Now().Add(time.Minute); ; <-again.C {
+		stdout, stderr, code := h.command("computer", "network", "--key", key, "--json")
+		var n api.ComputerNetwork
+		if err := json.Unmarshal([]byte(stdout), &n); code != 0 || err != nil {
+			h.t.Fatalf("computer network: exit %d, %v\n%s%s", code, err, stdout, stderr)
+		}
+		text, missing := "", false
+		for _, a := range n.Attempts {
+			to := a.Name
+			if a.Address != "" && to != "" {
+				to += "@"
+			}
+			if to += a.Address; a.Port != 0 {
+				to += fmt.Sprintf(":%d", a.Port)
+			}
+			text += fmt.Sprintf("%s %s %s\n", a.Kind, to, cmp.Or(a.Reason, a.Outcome))
+		}
+		for _, p := range parts {
+			missing = missing || !strings.Contains(text, p)
+		}
+		if !missing {
+			return text
+		}
+		if time.Now().After(deadline) {
+			h.t.Fatalf("computer network of %s lacks one of %q:\n%s", key, parts, text)
+		}
+	}
+}
+
 // TestNetworkPolicies deploys Templates with policies and looks out of their Computers, with a helmr that lives in a
 // network of its own.
 func TestNetworkPolicies(t *testing.T) {
@@ -142,8 +180,22 @@ func TestNetworkPolicies(t *testing.T) {
 		want(blocked, "http://allowed.example/", "failed EAI_AGAIN")
 	}
 	check()
+	attempts := h.attempts("listed", "93.184.216.35:8080", "meta.corp.example")
+	for _, want := range []string{"other.example name_not_allowed", "93.184.216.35:8080 protocol_not_allowed", "meta.corp.example destination_denied", "allowed.example@93.184.216.34:80 allowed", "git.corp.example@10.20.0.5:80 allowed"} {
+		if !strings.Contains(attempts, want) {
+			t.Errorf("computer network lacks %q:\n%s", want, attempts)
+		}
+	}
+	if attempts := h.attempts("open", "169.254.169.254:80"); !strings.Contains(attempts, "169.254.169.254:80 destination_denied") || !strings.Contains(attempts, "93.184.216.34:80 allowed") {
+		t.Errorf("computer network of an open policy:\n%s", attempts)
+	}
+	stdout, stderr, code := h.command("computer", "network", "--key", "listed")
+	if code != 0 || !strings.Contains(stdout, "name_not_allowed") || !strings.Contains(stdout, "allowed.example (93.184.216.34:80)") {
+		t.Errorf("exit %d\n%s%s", code, stdout, stderr)
+	}
 	h.kill()
-	h.run() // adopts sandboxes and networks
+	h.run()                                                // adopts sandboxes and networks
+	h.attempts("listed", "other.example name_not_allowed") // and what was tried is remembered
 	check()
 	h.stop()
 	if names, err := filepath.Glob("/run/netns/helmr-*"); err == nil {

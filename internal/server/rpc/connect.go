@@ -128,6 +128,10 @@ func (g *guarded) StoreOutput(ctx context.Context, r *workerpb.StoreOutputReques
 	return g.s.StoreOutput(ctx, r)
 }
 
+func (g *guarded) ReportNetwork(ctx context.Context, r *workerpb.ReportNetworkRequest) (*workerpb.ReportNetworkResponse, error) {
+	return g.s.ReportNetwork(ctx, r)
+}
+
 func (g *guarded) ResolveSecrets(ctx context.Context, r *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error) {
 	return g.s.ResolveSecrets(ctx, r)
 }

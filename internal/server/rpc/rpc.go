@@ -143,6 +143,11 @@ func (s *Service) StoreOutput(ctx context.Context, r *workerpb.StoreOutputReques
 	return s.commands.StoreOutput(ctx, r)
 }
 
+// ReportNetwork keeps what a Computer tried on its network.
+func (s *Service) ReportNetwork(ctx context.Context, r *workerpb.ReportNetworkRequest) (*workerpb.ReportNetworkResponse, error) {
+	return &workerpb.ReportNetworkResponse{}, s.computers.ReportNetwork(ctx, r)
+}
+
 // ResolveSecrets gives the values that a process of a Computer is started with.
 func (s *Service) ResolveSecrets(ctx context.Context, r *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error) {
 	return s.secrets.Resolve(ctx, r)

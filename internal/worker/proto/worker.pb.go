@@ -2374,6 +2374,214 @@ func (x *StoredOutput) GetStderrThrough() int64 {
 	return 0
 }
 
+type ReportNetworkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	WorkerId      string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
+	ComputerId    string                 `protobuf:"bytes,2,opt,name=computer_id,json=computerId,proto3" json:"computer_id,omitempty"`
+	Epoch         int64                  `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Attempts      []*NetworkAttempt      `protobuf:"bytes,4,rep,name=attempts,proto3" json:"attempts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportNetworkRequest) Reset() {
+	*x = ReportNetworkRequest{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportNetworkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportNetworkRequest) ProtoMessage() {}
+
+func (x *ReportNetworkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportNetworkRequest.ProtoReflect.Descriptor instead.
+func (*ReportNetworkRequest) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ReportNetworkRequest) GetWorkerId() string {
+	if x != nil {
+		return x.WorkerId
+	}
+	return ""
+}
+
+func (x *ReportNetworkRequest) GetComputerId() string {
+	if x != nil {
+		return x.ComputerId
+	}
+	return ""
+}
+
+func (x *ReportNetworkRequest) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ReportNetworkRequest) GetAttempts() []*NetworkAttempt {
+	if x != nil {
+		return x.Attempts
+	}
+	return nil
+}
+
+// NetworkAttempt is something that a Computer tried, once or often in a row. What the guest sent in it is bounded, but
+// otherwise its own choice.
+type NetworkAttempt struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Kind    string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Name    string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Address string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	// 0 when there was none.
+	Port int32 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
+	// Why it was refused; empty when it was allowed.
+	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	Count         int64  `protobuf:"varint,6,opt,name=count,proto3" json:"count,omitempty"`
+	FirstMs       int64  `protobuf:"varint,7,opt,name=first_ms,json=firstMs,proto3" json:"first_ms,omitempty"`
+	LastMs        int64  `protobuf:"varint,8,opt,name=last_ms,json=lastMs,proto3" json:"last_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkAttempt) Reset() {
+	*x = NetworkAttempt{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkAttempt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkAttempt) ProtoMessage() {}
+
+func (x *NetworkAttempt) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkAttempt.ProtoReflect.Descriptor instead.
+func (*NetworkAttempt) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *NetworkAttempt) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *NetworkAttempt) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NetworkAttempt) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *NetworkAttempt) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *NetworkAttempt) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *NetworkAttempt) GetCount() int64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *NetworkAttempt) GetFirstMs() int64 {
+	if x != nil {
+		return x.FirstMs
+	}
+	return 0
+}
+
+func (x *NetworkAttempt) GetLastMs() int64 {
+	if x != nil {
+		return x.LastMs
+	}
+	return 0
+}
+
+type ReportNetworkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportNetworkResponse) Reset() {
+	*x = ReportNetworkResponse{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportNetworkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportNetworkResponse) ProtoMessage() {}
+
+func (x *ReportNetworkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportNetworkResponse.ProtoReflect.Descriptor instead.
+func (*ReportNetworkResponse) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{34}
+}
+
 var File_internal_worker_proto_worker_proto protoreflect.FileDescriptor
 
 const file_internal_worker_proto_worker_proto_rawDesc = "" +
@@ -2577,7 +2785,23 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12%\n" +
 	"\x0estdout_through\x18\x02 \x01(\x03R\rstdoutThrough\x12%\n" +
-	"\x0estderr_through\x18\x03 \x01(\x03R\rstderrThrough*{\n" +
+	"\x0estderr_through\x18\x03 \x01(\x03R\rstderrThrough\"\xa7\x01\n" +
+	"\x14ReportNetworkRequest\x12\x1b\n" +
+	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
+	"\vcomputer_id\x18\x02 \x01(\tR\n" +
+	"computerId\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x03R\x05epoch\x12;\n" +
+	"\battempts\x18\x04 \x03(\v2\x1f.helmr.worker.v1.NetworkAttemptR\battempts\"\xc8\x01\n" +
+	"\x0eNetworkAttempt\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\x05R\x04port\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05count\x18\x06 \x01(\x03R\x05count\x12\x19\n" +
+	"\bfirst_ms\x18\a \x01(\x03R\afirstMs\x12\x17\n" +
+	"\alast_ms\x18\b \x01(\x03R\x06lastMs\"\x17\n" +
+	"\x15ReportNetworkResponse*{\n" +
 	"\x05Phase\x12\x10\n" +
 	"\fPHASE_ABSENT\x10\x00\x12\x12\n" +
 	"\x0ePHASE_STARTING\x10\x01\x12\x11\n" +
@@ -2585,7 +2809,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x12PHASE_START_FAILED\x10\x03\x12\x0e\n" +
 	"\n" +
 	"PHASE_LOST\x10\x04\x12\x11\n" +
-	"\rPHASE_STOPPED\x10\x052\xe4\x04\n" +
+	"\rPHASE_STOPPED\x10\x052\xc4\x05\n" +
 	"\rWorkerService\x12O\n" +
 	"\bRegister\x12 .helmr.worker.v1.RegisterRequest\x1a!.helmr.worker.v1.RegisterResponse\x12R\n" +
 	"\tHeartbeat\x12!.helmr.worker.v1.HeartbeatRequest\x1a\".helmr.worker.v1.HeartbeatResponse\x12F\n" +
@@ -2593,7 +2817,8 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\bExchange\x12 .helmr.worker.v1.ExchangeRequest\x1a!.helmr.worker.v1.ExchangeResponse\x12X\n" +
 	"\vPublishSave\x12#.helmr.worker.v1.PublishSaveRequest\x1a$.helmr.worker.v1.PublishSaveResponse\x12a\n" +
 	"\x0eResolveSecrets\x12&.helmr.worker.v1.ResolveSecretsRequest\x1a'.helmr.worker.v1.ResolveSecretsResponse\x12X\n" +
-	"\vStoreOutput\x12#.helmr.worker.v1.StoreOutputRequest\x1a$.helmr.worker.v1.StoreOutputResponseB0Z.helmr.dev/helmr/internal/worker/proto;workerpbb\x06proto3"
+	"\vStoreOutput\x12#.helmr.worker.v1.StoreOutputRequest\x1a$.helmr.worker.v1.StoreOutputResponse\x12^\n" +
+	"\rReportNetwork\x12%.helmr.worker.v1.ReportNetworkRequest\x1a&.helmr.worker.v1.ReportNetworkResponseB0Z.helmr.dev/helmr/internal/worker/proto;workerpbb\x06proto3"
 
 var (
 	file_internal_worker_proto_worker_proto_rawDescOnce sync.Once
@@ -2608,7 +2833,7 @@ func file_internal_worker_proto_worker_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_worker_proto_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_internal_worker_proto_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_internal_worker_proto_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_internal_worker_proto_worker_proto_goTypes = []any{
 	(Phase)(0),                     // 0: helmr.worker.v1.Phase
 	(WantedProcess_Action)(0),      // 1: helmr.worker.v1.WantedProcess.Action
@@ -2646,6 +2871,9 @@ var file_internal_worker_proto_worker_proto_goTypes = []any{
 	(*Output)(nil),                 // 33: helmr.worker.v1.Output
 	(*StoreOutputResponse)(nil),    // 34: helmr.worker.v1.StoreOutputResponse
 	(*StoredOutput)(nil),           // 35: helmr.worker.v1.StoredOutput
+	(*ReportNetworkRequest)(nil),   // 36: helmr.worker.v1.ReportNetworkRequest
+	(*NetworkAttempt)(nil),         // 37: helmr.worker.v1.NetworkAttempt
+	(*ReportNetworkResponse)(nil),  // 38: helmr.worker.v1.ReportNetworkResponse
 }
 var file_internal_worker_proto_worker_proto_depIdxs = []int32{
 	8,  // 0: helmr.worker.v1.HeartbeatResponse.leases:type_name -> helmr.worker.v1.Lease
@@ -2670,25 +2898,28 @@ var file_internal_worker_proto_worker_proto_depIdxs = []int32{
 	31, // 19: helmr.worker.v1.ResolveSecretsResponse.files:type_name -> helmr.worker.v1.SecretFile
 	33, // 20: helmr.worker.v1.StoreOutputRequest.output:type_name -> helmr.worker.v1.Output
 	35, // 21: helmr.worker.v1.StoreOutputResponse.stored:type_name -> helmr.worker.v1.StoredOutput
-	4,  // 22: helmr.worker.v1.WorkerService.Register:input_type -> helmr.worker.v1.RegisterRequest
-	6,  // 23: helmr.worker.v1.WorkerService.Heartbeat:input_type -> helmr.worker.v1.HeartbeatRequest
-	9,  // 24: helmr.worker.v1.WorkerService.Watch:input_type -> helmr.worker.v1.WatchRequest
-	11, // 25: helmr.worker.v1.WorkerService.Exchange:input_type -> helmr.worker.v1.ExchangeRequest
-	23, // 26: helmr.worker.v1.WorkerService.PublishSave:input_type -> helmr.worker.v1.PublishSaveRequest
-	28, // 27: helmr.worker.v1.WorkerService.ResolveSecrets:input_type -> helmr.worker.v1.ResolveSecretsRequest
-	32, // 28: helmr.worker.v1.WorkerService.StoreOutput:input_type -> helmr.worker.v1.StoreOutputRequest
-	5,  // 29: helmr.worker.v1.WorkerService.Register:output_type -> helmr.worker.v1.RegisterResponse
-	7,  // 30: helmr.worker.v1.WorkerService.Heartbeat:output_type -> helmr.worker.v1.HeartbeatResponse
-	10, // 31: helmr.worker.v1.WorkerService.Watch:output_type -> helmr.worker.v1.WatchResponse
-	15, // 32: helmr.worker.v1.WorkerService.Exchange:output_type -> helmr.worker.v1.ExchangeResponse
-	24, // 33: helmr.worker.v1.WorkerService.PublishSave:output_type -> helmr.worker.v1.PublishSaveResponse
-	29, // 34: helmr.worker.v1.WorkerService.ResolveSecrets:output_type -> helmr.worker.v1.ResolveSecretsResponse
-	34, // 35: helmr.worker.v1.WorkerService.StoreOutput:output_type -> helmr.worker.v1.StoreOutputResponse
-	29, // [29:36] is the sub-list for method output_type
-	22, // [22:29] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	37, // 22: helmr.worker.v1.ReportNetworkRequest.attempts:type_name -> helmr.worker.v1.NetworkAttempt
+	4,  // 23: helmr.worker.v1.WorkerService.Register:input_type -> helmr.worker.v1.RegisterRequest
+	6,  // 24: helmr.worker.v1.WorkerService.Heartbeat:input_type -> helmr.worker.v1.HeartbeatRequest
+	9,  // 25: helmr.worker.v1.WorkerService.Watch:input_type -> helmr.worker.v1.WatchRequest
+	11, // 26: helmr.worker.v1.WorkerService.Exchange:input_type -> helmr.worker.v1.ExchangeRequest
+	23, // 27: helmr.worker.v1.WorkerService.PublishSave:input_type -> helmr.worker.v1.PublishSaveRequest
+	28, // 28: helmr.worker.v1.WorkerService.ResolveSecrets:input_type -> helmr.worker.v1.ResolveSecretsRequest
+	32, // 29: helmr.worker.v1.WorkerService.StoreOutput:input_type -> helmr.worker.v1.StoreOutputRequest
+	36, // 30: helmr.worker.v1.WorkerService.ReportNetwork:input_type -> helmr.worker.v1.ReportNetworkRequest
+	5,  // 31: helmr.worker.v1.WorkerService.Register:output_type -> helmr.worker.v1.RegisterResponse
+	7,  // 32: helmr.worker.v1.WorkerService.Heartbeat:output_type -> helmr.worker.v1.HeartbeatResponse
+	10, // 33: helmr.worker.v1.WorkerService.Watch:output_type -> helmr.worker.v1.WatchResponse
+	15, // 34: helmr.worker.v1.WorkerService.Exchange:output_type -> helmr.worker.v1.ExchangeResponse
+	24, // 35: helmr.worker.v1.WorkerService.PublishSave:output_type -> helmr.worker.v1.PublishSaveResponse
+	29, // 36: helmr.worker.v1.WorkerService.ResolveSecrets:output_type -> helmr.worker.v1.ResolveSecretsResponse
+	34, // 37: helmr.worker.v1.WorkerService.StoreOutput:output_type -> helmr.worker.v1.StoreOutputResponse
+	38, // 38: helmr.worker.v1.WorkerService.ReportNetwork:output_type -> helmr.worker.v1.ReportNetworkResponse
+	31, // [31:39] is the sub-list for method output_type
+	23, // [23:31] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_internal_worker_proto_worker_proto_init() }
@@ -2702,7 +2933,7 @@ func file_internal_worker_proto_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_worker_proto_worker_proto_rawDesc), len(file_internal_worker_proto_worker_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   32,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,7 +25,7 @@ export type { MessageReceipt, TimedTurnWaitResult, TurnError, TurnInfo, TurnOutc
 export type { QuestionInfo, QuestionPage, QuestionResponse, Questions, QuestionStatus } from "./client/questions.js"
 export type { AgentDefinitionInfo, AgentInfo, AgentListItem, AgentListQuery, AgentPage, Agents, AgentTriggerInfo } from "./client/agents.js"
 export type { TemplateInfo, TemplateListItem, TemplatePage, TemplateQuery, Templates } from "./client/templates.js"
-export type { Computer, ComputerCommandPage, ComputerCreateRequest, ComputerListItem, ComputerListQuery, ComputerPage, ComputerRef, Computers, ComputerSessionPage, ComputerUsage } from "./client/computers.js"
+export type { Computer, ComputerCommandPage, ComputerCreateRequest, ComputerListItem, ComputerListQuery, ComputerPage, ComputerRef, Computers, ComputerSessionPage, ComputerUsage, NetworkAttempt } from "./client/computers.js"
 export type { CommandCancelReceipt, CommandInfo, CommandLogReadPage, CommandLogRecord, CommandLogs, CommandOutcome, CommandRef, Commands, CommandStatus, ComputerCommandRequest, TimedCommandWaitResult } from "./client/commands.js"
 export type { Secret, SecretCreateRequest, SecretListQuery, SecretPage, SecretRotateRequest, Secrets } from "./client/secrets.js"
 export type { Deployment, DeploymentListItem, DeploymentPage, Deployments, Promotion } from "./client/deployments.js"

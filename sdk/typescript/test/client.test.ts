@@ -284,6 +284,7 @@ test("Spec_07_20 Spec_08_17 Computers and Commands", async (t) => {
     if (method === "POST" && url.endsWith("/commands")) return json(response, { command_id: "m" }, 202)
     if (url.endsWith("/cancel")) return json(response, { id: "r", target_id: "m", status: "accepted" })
     if (method === "DELETE") return json(response, { computer_id: "c" }, 202)
+    if (url === "/v1/computers/d/network") return json(response, { attempts: [{ kind: "tls", name: "a.example", outcome: "refused", reason: "name_not_allowed", count: 2, first_at: "then", last_at: "now" }] })
     if (url.startsWith("/v1/computers/c/")) return json(response, { [url.split(/[/?]/)[4]!]: [{ id: "u", usage_state: "waiting", created_at: "now" }] })
     if (url.includes("/logs")) return json(response, { output_state: "open", next_cursor: "2", logs: [
       { cursor: "1", kind: "output", stream: "stdout", content_base64: "AP8=", observed_at: "now" }, { cursor: "2", kind: "gap", stream: "stderr", from_sequence: "3", through_sequence: "5" }] })
@@ -299,6 +300,7 @@ test("Spec_07_20 Spec_08_17 Computers and Commands", async (t) => {
   assert.deepEqual(await command.logs.list({ cursor: "0", limit: 2 }), { outputState: "open", nextCursor: "2", logs: [
     { cursor: "1", kind: "output", stream: "stdout", content: new Uint8Array([0, 255]), observedAt: "now" }, { cursor: "2", kind: "gap", stream: "stderr", fromSequence: "3", throughSequence: "5" }] })
   assert.equal((await client.commands.ref("m").get()).processReconciled, false)
+  assert.deepEqual(await client.computers.ref("d").network(), { attempts: [{ kind: "tls", name: "a.example", outcome: "refused", reason: "name_not_allowed", count: 2, firstAt: "then", lastAt: "now" }] })
   const settled = { commandId: "m", terminalAt: "now", kind: "exited", exitCode: 3 }
   assert.deepEqual(await command.wait(), settled)
   assert.deepEqual(await command.wait({ timeout: "1m" }), { status: "settled", outcome: settled })

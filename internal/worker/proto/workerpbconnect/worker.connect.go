@@ -53,6 +53,9 @@ const (
 	// WorkerServiceStoreOutputProcedure is the fully-qualified name of the WorkerService's StoreOutput
 	// RPC.
 	WorkerServiceStoreOutputProcedure = "/helmr.worker.v1.WorkerService/StoreOutput"
+	// WorkerServiceReportNetworkProcedure is the fully-qualified name of the WorkerService's
+	// ReportNetwork RPC.
+	WorkerServiceReportNetworkProcedure = "/helmr.worker.v1.WorkerService/ReportNetwork"
 )
 
 // WorkerServiceClient is a client for the helmr.worker.v1.WorkerService service.
@@ -72,6 +75,8 @@ type WorkerServiceClient interface {
 	ResolveSecrets(context.Context, *proto.ResolveSecretsRequest) (*proto.ResolveSecretsResponse, error)
 	// StoreOutput brings output of Commands on one Computer and tells how much of it is durable.
 	StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error)
+	// ReportNetwork says what a Computer tried on its network lately: all that is remembered, so repeating it does no harm.
+	ReportNetwork(context.Context, *proto.ReportNetworkRequest) (*proto.ReportNetworkResponse, error)
 }
 
 // NewWorkerServiceClient constructs a client for the helmr.worker.v1.WorkerService service. By
@@ -127,6 +132,12 @@ func NewWorkerServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(workerServiceMethods.ByName("StoreOutput")),
 			connect.WithClientOptions(opts...),
 		),
+		reportNetwork: connect.NewClient[proto.ReportNetworkRequest, proto.ReportNetworkResponse](
+			httpClient,
+			baseURL+WorkerServiceReportNetworkProcedure,
+			connect.WithSchema(workerServiceMethods.ByName("ReportNetwork")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -139,6 +150,7 @@ type workerServiceClient struct {
 	publishSave    *connect.Client[proto.PublishSaveRequest, proto.PublishSaveResponse]
 	resolveSecrets *connect.Client[proto.ResolveSecretsRequest, proto.ResolveSecretsResponse]
 	storeOutput    *connect.Client[proto.StoreOutputRequest, proto.StoreOutputResponse]
+	reportNetwork  *connect.Client[proto.ReportNetworkRequest, proto.ReportNetworkResponse]
 }
 
 // Register calls helmr.worker.v1.WorkerService.Register.
@@ -204,6 +216,15 @@ func (c *workerServiceClient) StoreOutput(ctx context.Context, req *proto.StoreO
 	return nil, err
 }
 
+// ReportNetwork calls helmr.worker.v1.WorkerService.ReportNetwork.
+func (c *workerServiceClient) ReportNetwork(ctx context.Context, req *proto.ReportNetworkRequest) (*proto.ReportNetworkResponse, error) {
+	response, err := c.reportNetwork.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // WorkerServiceHandler is an implementation of the helmr.worker.v1.WorkerService service.
 type WorkerServiceHandler interface {
 	// Register makes this Worker known, or known again under its name and secret.
@@ -221,6 +242,8 @@ type WorkerServiceHandler interface {
 	ResolveSecrets(context.Context, *proto.ResolveSecretsRequest) (*proto.ResolveSecretsResponse, error)
 	// StoreOutput brings output of Commands on one Computer and tells how much of it is durable.
 	StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error)
+	// ReportNetwork says what a Computer tried on its network lately: all that is remembered, so repeating it does no harm.
+	ReportNetwork(context.Context, *proto.ReportNetworkRequest) (*proto.ReportNetworkResponse, error)
 }
 
 // NewWorkerServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -272,6 +295,12 @@ func NewWorkerServiceHandler(svc WorkerServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(workerServiceMethods.ByName("StoreOutput")),
 		connect.WithHandlerOptions(opts...),
 	)
+	workerServiceReportNetworkHandler := connect.NewUnaryHandlerSimple(
+		WorkerServiceReportNetworkProcedure,
+		svc.ReportNetwork,
+		connect.WithSchema(workerServiceMethods.ByName("ReportNetwork")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/helmr.worker.v1.WorkerService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case WorkerServiceRegisterProcedure:
@@ -288,6 +317,8 @@ func NewWorkerServiceHandler(svc WorkerServiceHandler, opts ...connect.HandlerOp
 			workerServiceResolveSecretsHandler.ServeHTTP(w, r)
 		case WorkerServiceStoreOutputProcedure:
 			workerServiceStoreOutputHandler.ServeHTTP(w, r)
+		case WorkerServiceReportNetworkProcedure:
+			workerServiceReportNetworkHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -323,4 +354,8 @@ func (UnimplementedWorkerServiceHandler) ResolveSecrets(context.Context, *proto.
 
 func (UnimplementedWorkerServiceHandler) StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("helmr.worker.v1.WorkerService.StoreOutput is not implemented"))
+}
+
+func (UnimplementedWorkerServiceHandler) ReportNetwork(context.Context, *proto.ReportNetworkRequest) (*proto.ReportNetworkResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("helmr.worker.v1.WorkerService.ReportNetwork is not implemented"))
 }

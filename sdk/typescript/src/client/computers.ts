@@ -45,6 +45,21 @@ export interface ComputerCreateRequest {
   readonly idempotencyKey?: string
 }
 
+/** Something that a Computer tried on its network, once or often in a row. */
+export interface NetworkAttempt {
+  readonly kind: "dns" | "tls" | "http" | "tcp" | "udp" | "icmp" | "ip"
+  /** The name that was asked for. */
+  readonly name?: string
+  readonly address?: string
+  readonly port?: number
+  readonly outcome: "allowed" | "refused"
+  /** Why it was refused, such as `name_not_allowed`. */
+  readonly reason?: string
+  readonly count: number
+  readonly firstAt: string
+  readonly lastAt: string
+}
+
 /** A Session or Command that occupies a Computer now: neither its history nor its status. */
 export interface ComputerUsage {
   readonly id: string
@@ -68,6 +83,8 @@ export interface ComputerRef {
   /** Commands that occupy the Computer now. */
   readonly commands: { list(query?: PageQuery, options?: RequestOptions): PagePromise<ComputerCommandPage> }
   get(options?: RequestOptions): Promise<Computer>
+  /** What the Computer tried on its network lately, allowed and refused, latest first: a bounded list. */
+  network(options?: RequestOptions): Promise<{ readonly attempts: readonly NetworkAttempt[] }>
   /** Runs a program on the Computer, starting it if it must. Gives the Command once it is admitted, which is before it runs. */
   exec(request: ComputerCommandRequest, options?: RequestOptions): Promise<CommandRef>
   /** Deletes the Computer with its disk; refused with `computer_busy` while it is in use. */
@@ -98,6 +115,7 @@ export function computers(http: Http): Computers {
       sessions: usage<ComputerSessionPage>("sessions"),
       commands: usage<ComputerCommandPage>("commands"),
       get: (options) => get(id, options),
+      network: async (options) => fromWire(await http.get(`${path}/network`, {}, options), noneOpaque) as { attempts: NetworkAttempt[] },
       exec: (request, options) => exec(http, path, request, options),
       delete: async ({ idempotencyKey } = {}, options) =>
         fromWire(await http.delete(path, given({ idempotency_key: idempotencyKey }), options), noneOpaque) as { computerId: string },

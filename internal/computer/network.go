@@ -1,0 +1,117 @@
+package computer
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/db"
+	workerpb "helmr.dev/helmr/internal/worker/proto"
+)
+
+// Bounds of what is kept of a Computer's network attempts.
+const (
+	maxAttempts    = 100
+	maxAttemptText = 253 // bytes of a name
+)
+
+// ReportNetwork keeps what the Worker that holds a Computer says it tried on its network. A report is what the Worker
+// remembers: what was reported before it restarted stays beside it, up to a bound. Error: lease_lost.
+func (s *Service) ReportNetwork(ctx context.Context, req *workerpb.ReportNetworkRequest) error {
+	reported := make([]api.NetworkAttempt, 0, maxAttempts)
+	for _, a := range req.GetAttempts()[max(0, len(req.GetAttempts())-maxAttempts):] {
+		reported = append(reported, attempt(a))
+	}
+	return s.db.Write(ctx, func(tx *db.Tx) error {
+		r, err := LockLease(tx, req.GetComputerId(), req.GetWorkerId(), req.GetEpoch())
+		if err != nil || r.Status != "available" {
+			return err
+		}
+		kept, err := networkOf(tx, req.GetComputerId())
+		if err != nil {
+			return err
+		}
+		text, err := json.Marshal(mergeAttempts(kept, reported))
+		if err != nil {
+			return fmt.Errorf("encode network attempts: %w", err)
+		}
+		if _, err := tx.Exec(sqlNetworkSet, req.GetComputerId(), string(text), db.Millis(s.now())); err != nil {
+			return fmt.Errorf("keep network attempts: %w", err)
+		}
+		return nil
+	})
+}
+
+// attempt reads what a Worker reports. The name in it is the guest's.
+func attempt(a *workerpb.NetworkAttempt) api.NetworkAttempt {
+	out := api.NetworkAttempt{Kind: a.GetKind(), Name: strings.ToValidUTF8(a.GetName()[:min(len(a.GetName()), maxAttemptText)], "\uFFFD"),
+		Outcome: "allowed", Reason: a.GetReason(), Count: a.GetCount(), FirstAt: api.At(a.GetFirstMs()), LastAt: api.At(a.GetLastMs())}
+	if out.Reason != "" {
+		out.Outcome = "refused"
+	}
+	if ip, err := netip.ParseAddr(a.GetAddress()); err == nil {
+		out.Address = ip.String()
+	}
+	if p := a.GetPort(); p > 0 && p < 1<<16 {
+		out.Port = int(p)
+	}
+	return out
+}
+
+// mergeAttempts puts what was reported in place of what was known of the same attempts, latest first.
+func mergeAttempts(kept, reported []api.NetworkAttempt) []api.NetworkAttempt {
+	type identity struct {
+		kind, name, address, reason string
+		port                        int
+		first                       int64
+	}
+	of := func(a api.NetworkAttempt) identity {
+		i := identity{kind: a.Kind, name: a.Name, reason: a.Reason, port: a.Port, first: a.FirstAt.UnixMilli()}
+		if a.Name == "" {
+			i.address = a.Address // a name's addresses change, and it is still the same
+		}
+		return i
+	}
+	again := make(map[identity]bool, len(reported))
+	for _, a := range reported {
+		again[of(a)] = true
+	}
+	all := slices.Clone(reported)
+	for _, a := range kept {
+		if !again[of(a)] {
+			all = append(all, a)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b api.NetworkAttempt) int { return b.LastAt.Compare(a.LastAt.Time) })
+	return all[:min(len(all), maxAttempts)]
+}
+
+func networkOf(tx *db.Tx, computerID string) ([]api.NetworkAttempt, error) {
+	list := []api.NetworkAttempt{}
+	var text string
+	found, err := tx.Get([]any{&text}, sqlNetwork, computerID)
+	if err == nil && found {
+		err = json.Unmarshal([]byte(text), &list)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read network attempts: %w", err)
+	}
+	return list, nil
+}
+
+// Network gives what a Computer tried on its network lately, latest first; computer_not_found without the Computer.
+func (s *Service) Network(ctx context.Context, environmentID, computerID string) (api.ComputerNetwork, error) {
+	var out api.ComputerNetwork
+	err := s.db.Read(ctx, func(tx *db.Tx) error {
+		_, err := ResidencyOf(tx, environmentID, computerID)
+		if err == nil {
+			out.Attempts, err = networkOf(tx, computerID)
+		}
+		return err
+	})
+	return out, err
+}
