@@ -1,5 +1,5 @@
 // Command helmr-guest is PID 1 of a Computer. It dials the Worker's socket and carries out what the Worker says; see
-// internal/guest/server. As "helmr-guest scope ..." it is the first process of a process scope; see
+// internal/guest/server. As "helmr-guest scope" it is the first process of a process scope; see
 // internal/guest/scope. It is built static and imports internal/guest only.
 package main
 
@@ -25,7 +25,7 @@ const socketVariable = "HELMR_GUEST_SOCKET"
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == scope.Role {
-		scope.Main(os.Args[2:])
+		scope.Main()
 	}
 	socket := os.Getenv(socketVariable)
 	if socket == "" {

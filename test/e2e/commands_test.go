@@ -326,40 +326,54 @@ func largeOutput(t *testing.T, h *helmr, box string, size int) {
 	t.Logf("%.1f MB/s", float64(2*size)/1e6/took.Seconds())
 }
 
+// hundred admits a hundred Commands at once, twice, and then three hundred. Each runs exactly once, with its own outcome and
+// output, however short it is.
 func hundred(t *testing.T, h *helmr, box string) {
 	h = with(t, h)
-	began := time.Now()
-	var wg sync.WaitGroup
-	for i := range 100 {
-		wg.Go(func() {
-			r, err := h.CreateCommand(context.Background(), box, api.CommandCreateRequest{Command: []string{"sh", "-c", fmt.Sprintf("echo out %d; echo err %d >&2; exit %d", i, i, i)}})
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			k, err := h.WaitCommand(context.Background(), r.CommandID)
-			if err != nil || k.Status != "exited" || *k.Outcome.ExitCode != int32(i) {
-				raw, _ := json.Marshal(k)
-				t.Errorf("%d: %s, %v", i, raw, err)
-				return
-			}
-			var out, errs string
-			for r, err := range h.StreamCommandLogs(context.Background(), r.CommandID, "") {
+	for round, many := range []int{100, 100, 300} {
+		marks := fmt.Sprintf("/work/marks-%d", round)
+		began := time.Now()
+		var wg sync.WaitGroup
+		for i := range many {
+			wg.Go(func() {
+				argv := []string{"sh", "-c", fmt.Sprintf("echo %d >>%s; echo out %d; echo err %d >&2; exit %d", i, marks, i, i, i%256)}
+				code, wantOut, wantErrs := int32(i%256), fmt.Sprintf("out %d\n", i), fmt.Sprintf("err %d\n", i)
+				if i%4 == 3 { // over before its start is noticed
+					argv, code, wantOut, wantErrs = []string{"/bin/false"}, 1, "", ""
+				}
+				r, err := h.CreateCommand(context.Background(), box, api.CommandCreateRequest{Command: argv})
 				if err != nil {
 					t.Error(err)
-				} else if r.Stream == "stdout" {
-					out += string(r.Content)
-				} else {
-					errs += string(r.Content)
+					return
 				}
-			}
-			if out != fmt.Sprintf("out %d\n", i) || errs != fmt.Sprintf("err %d\n", i) {
-				t.Errorf("%d: %q %q", i, out, errs)
-			}
-		})
+				k, err := h.WaitCommand(context.Background(), r.CommandID)
+				if err != nil || k.Status != "exited" || *k.Outcome.ExitCode != code {
+					raw, _ := json.Marshal(k)
+					t.Errorf("%d: %s, %v", i, raw, err)
+					return
+				}
+				var out, errs string
+				for r, err := range h.StreamCommandLogs(context.Background(), r.CommandID, "") {
+					if err != nil {
+						t.Error(err)
+					} else if r.Stream == "stdout" {
+						out += string(r.Content)
+					} else {
+						errs += string(r.Content)
+					}
+				}
+				if out != wantOut || errs != wantErrs {
+					t.Errorf("%d: %q %q", i, out, errs)
+				}
+			})
+		}
+		wg.Wait()
+		t.Logf("%d Commands in %s", many, time.Since(began))
+		e := h.wantExit(h.sh(box, "wc -l <"+marks+"; sort -u "+marks+" | wc -l"), 0)
+		if want := many - many/4; e.stdout != fmt.Sprintf("%d\n%d\n", want, want) {
+			t.Errorf("programs that ran, and different ones: %q, want %d", e.stdout, want)
+		}
 	}
-	wg.Wait()
-	t.Logf("100 Commands in %s", time.Since(began))
 	h.until("nothing occupies the Computer", func() bool {
 		use, err := h.ListComputerCommands(context.Background(), box, "", 100)
 		return err == nil && len(use.Commands) == 0

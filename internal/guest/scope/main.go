@@ -1,54 +1,141 @@
 package scope
 
 import (
-	"bufio"
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 )
 
-// controlFD is where Main finds its control channel; the program's descriptors from 3 on follow it.
-const controlFD = 3
+// Where Main finds its two channels.
+const (
+	controlFD = 3
+	stopsFD   = 4
+)
 
-// Main is the first process of a scope: it makes /proc private, starts the program, reaps its orphans and ends with
-// it. args are those after Role. It ends too when the process that started it is gone. It never returns.
-func Main(args []string) {
+// first is the first process of a scope.
+type first struct {
+	control *os.File
+	// mounts is what was mounted before any program ran.
+	mounts []byte
+
+	mu sync.Mutex
+	// all below are guarded by mu. run is the number of the present program or of the last one, pid is 0 without one.
+	run uint32
+	pid int
+	// stopped is the newest run that was asked to stop, which may be one to come.
+	stopped uint32
+}
+
+// Main is the first process of a scope: it makes /proc private, waits to be told what to run, starts the program, reaps
+// its orphans, kills what the program left behind, says so, and waits again. It ends, and all in the scope with it, when
+// the process that started it is gone. It never returns.
+func Main() {
 	runtime.GOMAXPROCS(1)
-	control := os.NewFile(controlFD, "control")
+	f := &first{control: os.NewFile(controlFD, "control")}
 	syscall.CloseOnExec(controlFD)
-	say := func(format string, a ...any) {
-		line := strings.ReplaceAll(fmt.Sprintf(format, a...), "\n", " ")
-		_, _ = control.WriteString(line[:min(len(line), 4096)] + "\n")
-	}
+	syscall.CloseOnExec(stopsFD)
 	// Handled, not ignored: the program would inherit ignored signals. A program inside may signal its namespace's
 	// first process only where that has a handler, and these handlers do nothing.
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals)
 
 	if err := privateProc(); err != nil {
-		say("note no private /proc: %v", err)
+		f.say("note no private /proc: %v", err)
 	}
-	pid, err := startProgram(args)
-	if err != nil {
-		errno, _ := errors.AsType[syscall.Errno](err)
-		say("failed %d %v", int(errno), err)
+	f.mounts, _ = os.ReadFile("/proc/self/mountinfo")
+	go f.obey(os.NewFile(stopsFD, "stops"))
+	f.say("ready")
+	for {
+		run, spec, err := receive(f.control)
+		if err != nil {
+			os.Exit(1) // nobody is there any more
+		}
+		f.runOne(run, spec)
+	}
+}
+
+// say writes a line.
+func (f *first) say(format string, a ...any) {
+	line := strings.ReplaceAll(fmt.Sprintf(format, a...), "\n", " ")
+	if _, err := f.control.WriteString(line[:min(len(line), 4096)] + "\n"); err != nil {
 		os.Exit(1)
 	}
-	say("started")
-	go obey(control, pid)
-	status := reapUntil(pid)
-	if status.Signaled() {
-		say("signal %d", int(status.Signal()))
-	} else {
-		say("exit %d", status.ExitStatus())
+}
+
+// runOne runs a program to its end and empties the scope. It returns when another may run in it.
+func (f *first) runOne(run uint32, spec Spec) {
+	f.mu.Lock()
+	f.run = run
+	f.mu.Unlock()
+	pid, err := startProgram(spec)
+	if err != nil {
+		errno, _ := errors.AsType[syscall.Errno](err)
+		f.say("failed %d %v", int(errno), err)
+		f.emptied("")
+		return
 	}
-	os.Exit(0)
+	f.mu.Lock()
+	f.pid = pid
+	if f.stopped == run {
+		_ = syscall.Kill(-pid, syscall.SIGTERM)
+	}
+	f.mu.Unlock()
+	f.say("started")
+	status := reapUntil(pid)
+	f.mu.Lock()
+	f.pid = 0
+	f.mu.Unlock()
+	how := fmt.Sprintf("exit %d", status.ExitStatus())
+	if status.Signaled() {
+		how = fmt.Sprintf("signal %d", int(status.Signal()))
+	}
+	f.emptied(how + "\n")
+}
+
+// emptied kills whatever is left in the scope and says how the program ended, and that the scope is clean. A scope in
+// which a program changed what is mounted ends here: another program would see it.
+func (f *first) emptied(how string) {
+	for {
+		var status syscall.WaitStatus
+		got, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
+		if errors.Is(err, syscall.ECHILD) {
+			break // every process of a scope is in the end a child of its first
+		}
+		if got == 0 && err == nil {
+			_ = syscall.Kill(-1, syscall.SIGKILL)
+			_, _ = syscall.Wait4(-1, &status, 0, nil)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || len(f.mounts) == 0 || !bytes.Equal(mounts, f.mounts) {
+		_, _ = f.control.WriteString(how)
+		os.Exit(0)
+	}
+	if _, err := f.control.WriteString(how + "clean\n"); err != nil {
+		os.Exit(1)
+	}
+}
+
+// obey carries out what the outside asks for, and ends the scope when the outside is gone.
+func (f *first) obey(stops *os.File) {
+	var number [4]byte
+	for readFull(stops, number[:]) == nil {
+		f.mu.Lock()
+		f.stopped = binary.BigEndian.Uint32(number[:])
+		if f.stopped == f.run && f.pid != 0 {
+			_ = syscall.Kill(-f.pid, syscall.SIGTERM)
+		}
+		f.mu.Unlock()
+	}
+	os.Exit(1)
 }
 
 // privateProc mounts a /proc that shows this PID namespace only, invisible to other scopes.
@@ -62,37 +149,29 @@ func privateProc() error {
 	return nil
 }
 
-// startProgram starts the program of Main's arguments and lets go of its descriptors, so that their other ends see
-// the end of the stream when the program's tree has closed them.
-func startProgram(args []string) (int, error) {
-	if len(args) < 4 {
-		return 0, fmt.Errorf("scope needs FILES USER DIR ARGV: %w", syscall.EINVAL)
+// startProgram starts the program and lets go of its descriptors, so that their other ends see the end of the stream when
+// the program's tree has closed them.
+func startProgram(spec Spec) (int, error) {
+	var files []uintptr
+	for _, f := range spec.Files {
+		files = append(files, f.Fd())
+		defer f.Close()
 	}
-	count, err := strconv.Atoi(args[0])
-	if err != nil || count < 3 {
-		return 0, fmt.Errorf("scope FILES %q: %w", args[0], syscall.EINVAL)
-	}
-	files := []uintptr{0, 1, 2}
-	for fd := 4; fd <= count; fd++ {
-		syscall.CloseOnExec(fd)
-		files = append(files, uintptr(fd))
-	}
-	account, err := lookUp(args[1])
+	account, err := lookUp(spec.User)
 	if err != nil {
-		return 0, fmt.Errorf("user %q: %w", args[1], err)
+		return 0, fmt.Errorf("user %q: %w", spec.User, err)
 	}
-	dir, argv := args[2], args[3:]
+	dir, argv, env := spec.Dir, spec.Argv, spec.Env
 	if dir == "" {
 		dir = "/"
 	}
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return 0, fmt.Errorf("working directory %s: %w", dir, syscall.ENOTDIR)
 	}
-	env := os.Environ()
-	if os.Getenv("HOME") == "" {
+	if valueOf(env, "HOME") == "" {
 		env = append(env, "HOME="+account.home)
 	}
-	path, err := lookPath(argv[0], dir)
+	path, err := lookPath(argv[0], dir, valueOf(env, "PATH"))
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", argv[0], err)
 	}
@@ -102,22 +181,23 @@ func startProgram(args []string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", argv[0], err)
 	}
-	null, err := syscall.Open("/dev/null", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
-	for _, fd := range files {
-		if fd < 3 && err == nil {
-			_ = syscall.Dup3(null, int(fd), 0)
-		} else {
-			_ = syscall.Close(int(fd))
-		}
-	}
 	return pid, nil
 }
 
-// lookPath finds a program as execvp does, relative names seen from dir.
-func lookPath(name, dir string) (string, error) {
+// valueOf gives a variable of env, "" without one; of several the last counts.
+func valueOf(env []string, name string) (value string) {
+	for _, v := range env {
+		if n, text, ok := strings.Cut(v, "="); ok && n == name {
+			value = text
+		}
+	}
+	return value
+}
+
+// lookPath finds a program as execvp does on a PATH, relative names seen from dir.
+func lookPath(name, dir, path string) (string, error) {
 	candidates := []string{name}
 	if !strings.Contains(name, "/") {
-		path := os.Getenv("PATH")
 		if path == "" {
 			path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 		}
@@ -142,17 +222,6 @@ func lookPath(name, dir string) (string, error) {
 		return c, nil
 	}
 	return "", found
-}
-
-// obey carries out what the outside says, and ends the scope when the outside is gone.
-func obey(control *os.File, pid int) {
-	lines := bufio.NewScanner(control)
-	for lines.Scan() {
-		if lines.Text() == "term" {
-			_ = syscall.Kill(-pid, syscall.SIGTERM)
-		}
-	}
-	os.Exit(1)
 }
 
 // reapUntil collects children until pid has ended.

@@ -163,7 +163,7 @@ func (s *Server) runCommand(c *command, r *proto.ExecCommand) {
 		s.finishCommand(c, scope.Result{}, err)
 		return
 	}
-	sc, err := scope.Start(s.reaper, scope.Spec{
+	sc, err := s.scopes.Start(scope.Spec{
 		Argv: r.GetArgv(), Env: r.GetEnv(), Dir: r.GetCwd(), User: r.GetUser(), Files: inside,
 	}, func(text string) { s.log.Warn("command", "command", c.id, "note", text) })
 	for _, f := range inside {

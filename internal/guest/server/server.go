@@ -36,6 +36,9 @@ const (
 	maxRemembered = 4096
 	// killGrace is how long a Command may go on after SIGTERM.
 	killGrace = 10 * time.Second
+	// spareScopes are kept for Commands that follow on others, for as long as spareFor after the last one.
+	spareScopes = 4
+	spareFor    = 30 * time.Second
 )
 
 // Redial waits. The socket is polled because a sandbox may not hear of a file that appears outside.
@@ -52,6 +55,7 @@ type Server struct {
 	cfg    Config
 	log    *slog.Logger
 	reaper *scope.Reaper
+	scopes *scope.Pool // of Commands
 	bootID string
 
 	mu sync.Mutex
@@ -83,6 +87,7 @@ func New(cfg Config) *Server {
 		commands: map[string]*command{}, finished: newMemory[struct{}](maxRemembered),
 	}
 	s.room = sync.NewCond(&s.mu)
+	s.scopes = scope.NewPool(s.reaper, spareScopes, spareFor)
 	return s
 }
 
