@@ -14,9 +14,12 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"helmr.dev/helmr/internal/build/lend"
 )
 
 func main() {
+	lend.Main()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	m := Main{Args: os.Args[1:], Getenv: os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}

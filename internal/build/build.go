@@ -108,6 +108,7 @@ type builder struct {
 	tree     string // the source, or a copy of it with installed packages
 	captured captured
 	config   config
+	secrets  buildSecrets
 	index    index
 	program  []bundle.ProgramFile
 	images   []builtImage
@@ -169,6 +170,9 @@ func (b *builder) evaluate(ctx context.Context) error {
 		if b.config, err = evaluateConfig(ctx, b.node, b.source, b.work, r); err != nil {
 			return "", err
 		}
+		if b.secrets, err = readSecrets(b.config.Build.Secrets); err != nil {
+			return "", err
+		}
 		return "definitions are in " + strings.Join(b.config.Dirs, ", "), nil
 	})
 }
@@ -190,7 +194,7 @@ func (b *builder) install(ctx context.Context) error {
 		if err := os.Chmod(b.shared, 0o711); err != nil {
 			return "", fmt.Errorf("install dependencies: %w", err)
 		}
-		return strings.Join(argv, " "), install(ctx, argv, b.tree, b.shared, r)
+		return strings.Join(argv, " "), install(ctx, argv, b.secrets, b.tree, b.shared, r)
 	})
 }
 
@@ -246,7 +250,8 @@ func (b *builder) programFiles() ([]bundle.ProgramFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(append(files, externals...), assets...), nil
+	files = append(append(files, externals...), assets...)
+	return files, b.secrets.absent(files)
 }
 
 // count writes a number of things.

@@ -12,6 +12,8 @@ import (
 	"regexp"
 	"strings"
 	"syscall"
+
+	"helmr.dev/helmr/internal/build/lend"
 )
 
 // projectManifest is what the build reads of package.json.
@@ -132,7 +134,7 @@ const nobody = 65534
 
 // install runs the command in tree, a copy of the source of its own. As root it runs as nobody with an empty home;
 // otherwise as the user who builds, with their home, so that their package cache and registry logins work.
-func install(ctx context.Context, argv []string, tree, shared string, r reporter) error {
+func install(ctx context.Context, argv []string, secrets buildSecrets, tree, shared string, r reporter) error {
 	name, err := exec.LookPath(argv[0])
 	if err != nil {
 		return problem(argv[0], "Install it, or set build.installCommand in helmr.config.ts", "the project's package manager is not on the PATH")
@@ -150,9 +152,19 @@ func install(ctx context.Context, argv []string, tree, shared string, r reporter
 		command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	}
 	command.Env = hostEnvironment(installEnvironment, "HOME="+home, "TMPDIR="+os.TempDir(), "CI=1")
-	err = runCommand(ctx, command, func(line string) { r.log("%s", line) })
+	if len(secrets) > 0 {
+		release, err := lend.Wrap(command, secrets, nobody)
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
+	err = runCommand(ctx, command, func(line string) { r.log("%s", secrets.mask(line)) })
 	if ended, ran := errors.AsType[*commandError](err); ran {
-		return problem("install", "The output below says why", "`%s` failed (%s)", strings.Join(argv, " "), exitText(ended.err)).with(ended.output)
+		return problem("install", "The output below says why", "`%s` failed (%s)", strings.Join(argv, " "), exitText(ended.err)).with(secrets.mask(ended.output))
+	}
+	if len(secrets) > 0 && errors.Is(err, fs.ErrPermission) {
+		return problem("build.secrets", "Run the build as root, or allow user namespaces", "this user may not make a place for secrets that only the installation sees: %v", err)
 	}
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() == 0 {
 		return problem("install", "Set TMPDIR to a folder like /tmp, or run the build as an ordinary user",

@@ -15,7 +15,6 @@ var (
 		do    string
 	}{
 		{"build.builder", func(c *config) bool { return len(c.Build.Builder) > 0 }, "Leave it out; dependencies are installed with what this machine has"},
-		{"build.secrets", func(c *config) bool { return len(c.Build.Secrets) > 0 }, "Leave it out"},
 	}
 	unsupportedInAgents = []struct {
 		field string
