@@ -145,7 +145,7 @@ func TestSandboxes(t *testing.T) {
 		in.start(`{"blockAll":false}`, "", otherIP+":8080") // with an open connection
 		in.want("hello", "connect", "tcp4", otherIP+":8080", "hello")
 		memory := filepath.Join(t.TempDir(), "memory")
-		in.must(in.rt.Checkpoint(context.Background(), in.id, memory))
+		in.must(in.rt.Freeze(context.Background(), in.id, filepath.Join(t.TempDir(), "disk"), memory))
 		in.must(in.rt.Remove(context.Background(), in.id))
 		before := in.g.computers[in.id].address()
 		in.must(in.g.Remove(in.id))

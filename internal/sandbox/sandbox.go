@@ -1,5 +1,5 @@
 // Package sandbox says what helmr asks of the thing that isolates a Computer: start it from a read-only image and a
-// saved disk, save its disk, put its memory aside, wait for its end and remove every trace. It holds the interface and
+// saved disk, save its disk, freeze it and put its memory aside, wait for its end and remove every trace. It holds the interface and
 // its types. It is not an implementation (see gvisor), knows no Session or Turn, and never talks to the program inside:
 // that one dials a Unix socket which the Worker binds into the sandbox.
 package sandbox
@@ -25,8 +25,8 @@ type Mount struct {
 	Destination string // absolute path inside
 }
 
-// Spec describes one sandbox. To resume a checkpoint, Args, Cwd, Mounts' destinations and limits must be those of the
-// sandbox that was checkpointed; paths on the host and Env may differ.
+// Spec describes one sandbox. To resume a frozen one, Args, Cwd, Mounts' destinations and limits must be those of the
+// sandbox that was frozen, and what it has open in Mounts must be there; paths on the host and Env may differ.
 type Spec struct {
 	ID     string   // the Computer's id; letters, digits, '-', '_' and '.'
 	RootFS string   // path of the read-only EROFS file
@@ -36,7 +36,7 @@ type Spec struct {
 	Mounts []Mount  // at least one
 
 	// NetNS is the path of the network namespace whose devices, addresses and routes the sandbox takes over; "" gives it
-	// no network. To resume a checkpoint it may be another namespace, but not one where there was none.
+	// no network. To resume a frozen one it may be another namespace, but not one where there was none.
 	NetNS string
 
 	CPUMillis int64 // thousandths of a CPU
@@ -49,7 +49,7 @@ type Spec struct {
 	// DiskFrom is the folder of a disk that SaveDisk wrote, "" for a disk as the image has it. It may be deleted once
 	// Start has returned.
 	DiskFrom string
-	// MemoryFrom is the folder that Checkpoint wrote; it holds memory and disk. Excludes DiskFrom. It may be deleted
+	// MemoryFrom is the folder of memory that Freeze wrote; it holds the disk too. Excludes DiskFrom. It may be deleted
 	// once Start has returned.
 	MemoryFrom string
 }
@@ -97,13 +97,13 @@ type Capabilities struct {
 
 // Runtime runs sandboxes. Methods may be called concurrently, also for one id; those that change a sandbox take turns.
 type Runtime interface {
-	// Start starts PID 1 of a new sandbox, from the image, a saved disk or a checkpoint. It returns when PID 1 has
-	// been started (not when it is ready). The sandbox is detached: it outlives this process and does not see its
+	// Start starts PID 1 of a new sandbox, from the image or a saved disk, or resumes a frozen one. It returns when PID 1
+	// has been started (not when it is ready). The sandbox is detached: it outlives this process and does not see its
 	// terminal's signals. On error nothing of it is left.
 	Start(ctx context.Context, spec Spec) error
 
 	// Exec runs a program in the sandbox beside PID 1 and waits for it. For diagnostics and tests: slow, and what it
-	// leaves running does not survive a checkpoint. A program that cannot be started is an error.
+	// leaves running does not survive a resume elsewhere. A program that cannot be started is an error.
 	Exec(ctx context.Context, id string, args []string) (ExecResult, error)
 
 	// SaveDisk writes the disk (what differs from the image) into dir, which must not exist or be empty, while the
@@ -111,9 +111,14 @@ type Runtime interface {
 	// error dir is left without files.
 	SaveDisk(ctx context.Context, id, dir string) error
 
-	// Checkpoint writes memory, processes and disk into dir as SaveDisk does, and ends the sandbox; Remove is still
-	// needed. On error the sandbox may have ended too: ask List.
-	Checkpoint(ctx context.Context, id, dir string) error
+	// Freeze stops everything inside at one instant, and writes the disk into the folder disk, as SaveDisk does, and
+	// memory and processes into the folder memory. The sandbox stays frozen, also for another program that adopts it,
+	// until Thaw or Remove. On error both folders are left without files and the sandbox is thawed; if that fails too, the
+	// error says so.
+	Freeze(ctx context.Context, id, disk, memory string) error
+
+	// Thaw lets a frozen sandbox go on, as if nothing had been; on one that is not frozen it does nothing.
+	Thaw(ctx context.Context, id string) error
 
 	// List returns every sandbox that the runtime has a record of, also those started by an earlier process.
 	List(ctx context.Context) ([]Status, error)

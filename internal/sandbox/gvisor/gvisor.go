@@ -243,52 +243,6 @@ func (r *Runtime) Exec(ctx context.Context, id string, args []string) (res sandb
 	return res, err
 }
 
-// SaveDisk implements sandbox.Runtime.
-func (r *Runtime) SaveDisk(ctx context.Context, id, dir string) (err error) {
-	defer wrap(&err, "save disk of sandbox %s", id)
-	_, err = r.capture(ctx, id, dir, "fscheckpoint", "-leave-running")
-	return err
-}
-
-// Checkpoint implements sandbox.Runtime.
-func (r *Runtime) Checkpoint(ctx context.Context, id, dir string) (err error) {
-	defer wrap(&err, "checkpoint sandbox %s", id)
-	rec, err := r.capture(ctx, id, dir, "checkpoint")
-	if err != nil {
-		return err
-	}
-	return awaitEnd(ctx, rec) // runsc returns a little earlier
-}
-
-// capture runs a command that writes into dir, and leaves no files there when it fails.
-func (r *Runtime) capture(ctx context.Context, id, dir string, args ...string) (record, error) {
-	unlock, err := r.locks.lock(ctx, id)
-	if err != nil {
-		return record{}, err
-	}
-	defer unlock()
-	rec, err := r.living(id)
-	if err != nil {
-		return rec, err
-	}
-	if err := mustBeFree(dir); err != nil {
-		return rec, err
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return rec, err
-	}
-	err = r.runsc(ctx, call{
-		args: append(args, "-image-path="+dir, id), log: filepath.Join(rec.Dir, "capture.log"),
-	})
-	if err != nil {
-		if e := os.RemoveAll(dir); e != nil {
-			return rec, errors.Join(err, e)
-		}
-		return rec, err
-	}
-	return rec, nil
-}
-
 // List implements sandbox.Runtime.
 func (r *Runtime) List(context.Context) ([]sandbox.Status, error) {
 	ids, err := r.records.ids()

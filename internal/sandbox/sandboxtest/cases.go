@@ -27,7 +27,8 @@ var cases = []struct {
 	{"MemoryBound", memoryBound},
 	{"DiskBound", diskBound},
 	{"SaveAndRestore", saveAndRestore},
-	{"CheckpointAndRestore", checkpointAndRestore},
+	{"FreezeAndResume", freezeAndResume},
+	{"FreezeAndThaw", freezeAndThaw},
 	{"Adopt", adopt},
 	{"WaitForExit", waitForExit},
 	{"StartTwice", startTwice},
@@ -248,7 +249,7 @@ func saveAndRestore(h *harness) {
 	}
 }
 
-func checkpointAndRestore(h *harness) {
+func freezeAndResume(h *harness) {
 	before := h.start(h.spec(1))
 	h.probe("make", "/tmp")
 	h.probe("create", "/run/kept")
@@ -256,11 +257,8 @@ func checkpointAndRestore(h *harness) {
 	want := h.probe(trees...)
 	for i := range 2 {
 		h.socket.close() // the guest lets go of the connection first
-		dir := h.dir(fmt.Sprintf("checkpoint-%d", i))
-		if err := h.rt.Checkpoint(h.ctx, h.id, dir); err != nil {
-			h.Fatalf("checkpoint: %v", err)
-		}
-		equal(h, "running after a checkpoint", h.running(h.rt), false)
+		disk, dir := h.dir(fmt.Sprintf("disk-%d", i)), h.dir(fmt.Sprintf("memory-%d", i))
+		h.freeze(disk, dir)
 		h.remove()
 		h.assertNoTraces()
 
@@ -280,14 +278,71 @@ func checkpointAndRestore(h *harness) {
 		equal(h, "connections", after.Count, before.Count+i+1)
 		equal(h, "files", h.probe(trees...), want)
 	}
-	// A resumed Computer can be saved, and one resumed and saved can start anew.
+	// A resumed Computer can be saved, and one resumed and saved can start anew; and so can one with the disk of a capture.
 	h.save("saved")
+	h.probe("create", "/tmp/after")
 	h.remove()
-	spec := h.spec(9)
-	spec.DiskFrom = h.dir("saved")
-	h.start(spec)
 	trees = trees[:3]
-	equal(h, "files saved after a resume", h.probe(trees...)+"\n", want[:strings.Index(want, `"/run/kept"`)])
+	for n, from := range []string{"saved", "disk-1"} {
+		spec := h.spec(8 + n)
+		spec.DiskFrom = h.dir(from)
+		if h.start(spec).Token == before.Token {
+			h.Error("memory survived without a capture of it")
+		}
+		equal(h, "files of "+from, h.probe(trees...)+"\n", want[:strings.Index(want, `"/run/kept"`)])
+		h.remove()
+	}
+}
+
+func (h *harness) freeze(disk, memory string) {
+	h.Helper()
+	if err := h.rt.Freeze(h.ctx, h.id, disk, memory); err != nil {
+		h.Fatalf("freeze: %v", err)
+	}
+	equal(h, "running when frozen", h.running(h.rt), true)
+}
+
+// freezeAndThaw gives a capture up: the sandbox goes on, also for a Worker program that finds it frozen, and can be
+// frozen again.
+func freezeAndThaw(h *harness) {
+	before := h.start(h.spec(1))
+	must(h, h.rt.Thaw(h.ctx, h.id)) // it is not frozen
+	for i := range 2 {
+		h.socket.close()
+		h.freeze(h.dir(fmt.Sprintf("disk-%d", i)), h.dir(fmt.Sprintf("memory-%d", i)))
+		must(h, h.socket.listen())
+		if hello, err := h.socket.acceptWithin(300 * time.Millisecond); err == nil {
+			h.Errorf("a frozen sandbox says %v", hello)
+		}
+		if i == 1 {
+			h.rt = h.open(h, h.root)
+		}
+		for range 2 {
+			must(h, h.rt.Thaw(h.ctx, h.id))
+		}
+		equal(h, "token", h.hello().Token, before.Token)
+	}
+	h.probe("create", "/tmp/after")
+	h.save("saved")
+	// What is left of a capture that was cut off is no hindrance.
+	h.socket.close()
+	for n := range 6 {
+		ctx, cancel := context.WithTimeout(h.ctx, time.Duration(n*n)*10*time.Millisecond)
+		err := h.rt.Freeze(ctx, h.id, h.dir("cut-disk"), h.dir("cut-memory"))
+		cancel()
+		if err == nil {
+			must(h, h.rt.Thaw(h.ctx, h.id))
+		}
+		for _, dir := range []string{"cut-disk", "cut-memory"} {
+			if _, e := os.Stat(h.dir(dir)); err != nil && !errors.Is(e, fs.ErrNotExist) {
+				h.Errorf("cut off capture left a folder: %v", e)
+			}
+			must(h, os.RemoveAll(h.dir(dir)))
+		}
+		must(h, h.socket.listen())
+		equal(h, "token", h.hello().Token, before.Token)
+		h.socket.close()
+	}
 }
 
 // adopt is a Worker program that starts again beside its living sandboxes.

@@ -86,8 +86,10 @@ func badCaptures(h *harness) {
 	if err := h.rt.SaveDisk(h.ctx, h.id, full); err == nil {
 		h.Error("save into a folder in use: no error")
 	}
-	if err := h.rt.Checkpoint(h.ctx, h.id, full); err == nil {
-		h.Error("checkpoint into a folder in use: no error")
+	for _, dirs := range [][2]string{{full, h.dir("memory")}, {h.dir("disk"), full}} {
+		if err := h.rt.Freeze(h.ctx, h.id, dirs[0], dirs[1]); err == nil {
+			h.Error("freeze into a folder in use: no error")
+		}
 	}
 	if err := h.rt.SaveDisk(h.ctx, h.id, filepath.Join(full, "file", "below")); err == nil {
 		h.Error("save below a file: no error")

@@ -218,8 +218,10 @@ func (s *socket) listen() (err error) {
 }
 
 // accept takes the next connection of PID 1 and keeps it open.
-func (s *socket) accept() (Hello, error) {
-	if err := s.listener.(*net.UnixListener).SetDeadline(time.Now().Add(patience)); err != nil {
+func (s *socket) accept() (Hello, error) { return s.acceptWithin(patience) }
+
+func (s *socket) acceptWithin(d time.Duration) (Hello, error) {
+	if err := s.listener.(*net.UnixListener).SetDeadline(time.Now().Add(d)); err != nil {
 		return Hello{}, err
 	}
 	conn, err := s.listener.Accept()

@@ -1,0 +1,108 @@
+package gvisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// SaveDisk implements sandbox.Runtime.
+func (r *Runtime) SaveDisk(ctx context.Context, id, dir string) (err error) {
+	defer wrap(&err, "save disk of sandbox %s", id)
+	rec, unlock, err := r.lockLiving(ctx, id, dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return r.capture(ctx, rec, dir, "fscheckpoint", "-leave-running")
+}
+
+// Freeze implements sandbox.Runtime. Pauses nest inside gVisor's kernel: between the first and the last command nothing
+// inside runs, so that disk and memory are of one instant. Pages are written as they are: who stores them compresses.
+func (r *Runtime) Freeze(ctx context.Context, id, disk, memory string) (err error) {
+	defer wrap(&err, "freeze sandbox %s", id)
+	rec, unlock, err := r.lockLiving(ctx, id, disk, memory)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	err = r.pause(ctx, rec, "pause", "paused")
+	if err == nil {
+		err = r.capture(ctx, rec, disk, "fscheckpoint", "-leave-running")
+	}
+	if err == nil {
+		err = r.capture(ctx, rec, memory, "checkpoint", "-leave-running", "-compression=none")
+	}
+	if err == nil {
+		return nil
+	}
+	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
+	defer cancel()
+	if e := r.pause(clean, rec, "resume", "running"); e != nil {
+		err = errors.Join(err, fmt.Errorf("thaw again: %w", e))
+	}
+	return errors.Join(err, os.RemoveAll(disk))
+}
+
+// Thaw implements sandbox.Runtime.
+func (r *Runtime) Thaw(ctx context.Context, id string) (err error) {
+	defer wrap(&err, "thaw sandbox %s", id)
+	rec, unlock, err := r.lockLiving(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return r.pause(ctx, rec, "resume", "running")
+}
+
+// pause runs a command that takes the sandbox to a state of runsc's; it may be there already.
+func (r *Runtime) pause(ctx context.Context, rec record, command, state string) error {
+	log := filepath.Join(rec.Dir, "capture.log")
+	err := r.runsc(ctx, call{args: []string{command, rec.ID}, log: log})
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	out := &output{limit: mib}
+	if e := r.runsc(ctx, call{args: []string{"state", rec.ID}, log: log, stdout: out}); e != nil {
+		return errors.Join(err, e)
+	}
+	var now struct{ Status string }
+	if e := json.Unmarshal(out.buf.Bytes(), &now); e != nil {
+		return errors.Join(err, e)
+	}
+	if now.Status == state {
+		return nil
+	}
+	return err
+}
+
+// lockLiving locks a sandbox that runs, for commands that write into dirs.
+func (r *Runtime) lockLiving(ctx context.Context, id string, dirs ...string) (rec record, unlock func(), err error) {
+	if unlock, err = r.locks.lock(ctx, id); err != nil {
+		return rec, nil, err
+	}
+	rec, err = r.living(id)
+	for i := 0; i < len(dirs) && err == nil; i++ {
+		err = mustBeFree(dirs[i])
+	}
+	if err != nil {
+		unlock()
+		return rec, nil, err
+	}
+	return rec, unlock, nil
+}
+
+// capture runs a command that writes into dir, and leaves no files there when it fails.
+func (r *Runtime) capture(ctx context.Context, rec record, dir string, args ...string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	err := r.runsc(ctx, call{args: append(args, "-image-path="+dir, rec.ID), log: filepath.Join(rec.Dir, "capture.log")})
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(dir))
+	}
+	return nil
+}
