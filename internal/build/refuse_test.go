@@ -78,7 +78,6 @@ func TestBadProjectsAreRefused(t *testing.T) {
 		"same template twice": {[]string{"agents/two.ts", agentModule("two", "box")}, []string{"agents/two.ts", `template "box"`, "two.template", "one.template"}},
 
 		"triggers":      {[]string{module, agentWith(`triggers: [triggers.cron("t", "0 8 * * 1", { timezone: "UTC", input: [] })]`)}, []string{module, `agent "one"`, "triggers", "not supported"}},
-		"hibernation":   {[]string{module, agentWith(`hibernateAfterIdle: "15m"`)}, []string{module, `agent "one"`, "hibernateAfterIdle", "not supported"}},
 		"prepare":       {[]string{module, templateWith(`prepare: async () => {}`)}, []string{module, `template "other"`, "prepare is not supported"}},
 		"refresh":       {[]string{module, templateWith(`refresh: { every: "12h" }`)}, []string{module, `template "other"`, "refresh"}},
 		"delete unused": {[]string{module, templateWith(`deleteAfterUnused: "30d"`)}, []string{module, `template "other"`, "deleteAfterUnused"}},

@@ -22,7 +22,6 @@ var (
 		do    string
 	}{
 		{"triggers", func(a agentDefinition) bool { return len(a.Triggers) > 0 }, "Leave it out; create Sessions with `helmr session create` or the API"},
-		{"hibernateAfterIdle", func(a agentDefinition) bool { return a.HibernateAfterIdleMs != nil }, `Leave it out or write "never"`},
 	}
 	unsupportedInTemplates = []struct {
 		field string

@@ -21,13 +21,13 @@ const (
 	Unavailable = Residency("unavailable")
 )
 
-// Residencies are the allowed arrows. Hibernation has its rows here already; nothing takes them yet.
+// Residencies are the allowed arrows.
 var Residencies = state.Table[Residency]{
 	Cold:        {Starting, Unavailable},
 	Starting:    {Running, Cold, Unavailable},
 	Running:     {Hibernating, Cold},
 	Hibernating: {Running, Hibernated, Cold},
-	Hibernated:  {Resuming},
+	Hibernated:  {Resuming, Cold},
 	Resuming:    {Running, Cold},
 	Unavailable: {Cold},
 }
@@ -73,7 +73,9 @@ type Row struct {
 	UpdatedAt                 int64
 	// Secrets is how many Secrets are bound to it.
 	Secrets int64
-	changed bool
+	// CaptureID is the capture under way while hibernating, and the one to restore while hibernated or resuming.
+	CaptureID *string
+	changed   bool
 }
 
 // move takes one arrow of the residency table.

@@ -9,11 +9,17 @@
 //	cold ---------> starting ----> running ----> cold           placed, guest ready, emptied and saved
 //	starting -----> cold | unavailable                         start failed; the fifth failure in a row
 //	running ------> cold                                       lost, or its last Save published and the sandbox gone
+//	running ------> hibernating --> hibernated                 idle for long enough; memory and disk published
+//	hibernating --> running | cold                             new work before that; lost
+//	hibernated ---> resuming ----> running                     placed, memory restored
+//	hibernated ---> cold                                       no Session needs its processes any more
+//	resuming -----> cold                                       lost, or its memory cannot be restored
 //	unavailable --> cold                                       retried every five minutes
 //
-// Invariants: a Computer has a Worker exactly while it is starting or running. lease_epoch grows with each placement;
+// Invariants: a Computer has a Worker exactly while it is starting, running, hibernating or resuming. A capture is there
+// exactly while a Computer is hibernated or resuming, and is restored by nobody after the Computer has run again. lease_epoch grows with each placement;
 // whatever a Worker reports counts only under the epoch of the present placement. Saves are numbered per Computer; a
 // Save may be joined by Turns until its capture begins; the recovery point is the published Save with the highest number.
 //
-// Tables owned: workers, computers, computer_network, saves.
+// Tables owned: workers, computers, computer_network, saves, captures.
 package computer

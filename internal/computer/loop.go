@@ -132,7 +132,11 @@ func (s *Service) place(ctx context.Context, computerID string) (wait string, er
 		}
 		r.WorkerID, r.ExecutionWait, r.RetryAt, r.Stopping, r.StoppingSaveID, r.UnusedSince = &worker, nil, nil, nil, nil, nil
 		r.LeaseEpoch++
-		if err := r.move(Starting, now); err != nil {
+		to := Starting
+		if r.Residency == Hibernated {
+			to = Resuming
+		}
+		if err := r.move(to, now); err != nil {
 			return err
 		}
 		SignalWorker(tx, r)

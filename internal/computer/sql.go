@@ -3,10 +3,10 @@ package computer
 const (
 	columns = `id, environment_id, key, template_id, deployment_id, status, residency, execution_wait, error_code, error_message,
 		milli_cpu, memory_mib, disk_mib, image_digest, worker_id, lease_epoch, work_wanted, stopping, stopping_save_id, start_failures, retry_at,
-		last_save_number, recovery_save_id, unused_since, last_activity_at, created_at, updated_at, secrets`
+		last_save_number, recovery_save_id, unused_since, last_activity_at, created_at, updated_at, secrets, capture_id`
 
 	sqlInsert = `INSERT INTO computers (` + columns + `)
-		VALUES (?, ?, ?, ?, ?, 'available', 'cold', NULL, NULL, NULL, ?, ?, ?, ?, NULL, 0, 0, NULL, NULL, 0, NULL, 0, NULL, ?, ?, ?, ?, ?)`
+		VALUES (?, ?, ?, ?, ?, 'available', 'cold', NULL, NULL, NULL, ?, ?, ?, ?, NULL, 0, 0, NULL, NULL, 0, NULL, 0, NULL, ?, ?, ?, ?, ?, NULL)`
 	sqlLock      = `SELECT ` + columns + ` FROM computers WHERE id = ? {lock}`
 	sqlGet       = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND id = ?`
 	sqlByKey     = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND key = ? AND status <> 'deleted'`
@@ -14,10 +14,10 @@ const (
 	sqlList      = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND id < ? ORDER BY id DESC LIMIT ?`
 	sqlUpdate    = `UPDATE computers SET status = ?, residency = ?, execution_wait = ?, error_code = ?, error_message = ?, worker_id = ?, lease_epoch = ?,
 		work_wanted = ?, stopping = ?, stopping_save_id = ?, start_failures = ?, retry_at = ?, last_save_number = ?, recovery_save_id = ?, unused_since = ?,
-		last_activity_at = ?, updated_at = ? WHERE id = ?`
+		last_activity_at = ?, updated_at = ?, capture_id = ? WHERE id = ?`
 	sqlWanted = `SELECT id, environment_id, milli_cpu, memory_mib, disk_mib, execution_wait FROM computers
-		WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable') AND id > ? AND (retry_at IS NULL OR retry_at <= ?) ORDER BY id LIMIT ?`
-	sqlNextTry  = `SELECT MIN(retry_at) FROM computers WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable') AND retry_at > ?`
+		WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable', 'hibernated') AND id > ? AND (retry_at IS NULL OR retry_at <= ?) ORDER BY id LIMIT ?`
+	sqlNextTry  = `SELECT MIN(retry_at) FROM computers WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable', 'hibernated') AND retry_at > ?`
 	sqlUnused   = `SELECT id FROM computers WHERE residency = 'running' AND stopping IS NULL AND unused_since <= ? LIMIT 100`
 	sqlOfWorker = `SELECT id, lease_epoch FROM computers WHERE worker_id = ? ORDER BY id`
 
@@ -46,6 +46,15 @@ const (
 	sqlSaveNumber     = `SELECT number FROM saves WHERE id = ?`
 	sqlSaveManifest   = `SELECT manifest_digest FROM saves WHERE id = ?`
 	sqlSaveUnfinished = `SELECT COUNT(*) FROM saves WHERE computer_id = ? AND status IN ('requested', 'captured')`
+)
+
+// Captures. One is published with its Save in one transaction.
+const (
+	sqlSavePublished = `INSERT INTO saves (id, computer_id, number, status, capture_began_at, manifest_digest, size_bytes, stored_bytes, created_at, published_at)
+		VALUES (?, ?, ?, 'published', ?, ?, ?, ?, ?, ?)`
+	sqlCaptureInsert = `INSERT INTO captures (id, computer_id, save_id, memory_manifest, platform, size_bytes, stored_bytes, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`
+	sqlCaptureGet    = `SELECT memory_manifest, platform FROM captures WHERE id = ?`
+	sqlCaptureDelete = `DELETE FROM captures WHERE id = ?`
 )
 
 // Reserved storage of an Environment.

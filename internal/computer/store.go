@@ -55,7 +55,7 @@ func scan(scan func(...any) error, extra ...any) (*Row, error) {
 	var wanted int
 	err := scan(append([]any{&r.ID, &r.EnvironmentID, &r.Key, &r.TemplateID, &r.DeploymentID, &r.Status, &r.Residency, &r.ExecutionWait, &r.ErrorCode, &r.ErrorMessage,
 		&r.MilliCPU, &r.MemoryMiB, &r.DiskMiB, &r.ImageDigest, &r.WorkerID, &r.LeaseEpoch, &wanted, &r.Stopping, &r.StoppingSaveID, &r.StartFailures, &r.RetryAt,
-		&r.LastSaveNumber, &r.RecoverySaveID, &r.UnusedSince, &r.LastActivityAt, &r.CreatedAt, &r.UpdatedAt, &r.Secrets}, extra...)...)
+		&r.LastSaveNumber, &r.RecoverySaveID, &r.UnusedSince, &r.LastActivityAt, &r.CreatedAt, &r.UpdatedAt, &r.Secrets, &r.CaptureID}, extra...)...)
 	r.WorkWanted = wanted == 1
 	return &r, err
 }
@@ -117,7 +117,7 @@ func Update(tx *db.Tx, r *Row) error {
 		wanted = 1
 	}
 	_, err := tx.Exec(sqlUpdate, r.Status, string(r.Residency), r.ExecutionWait, r.ErrorCode, r.ErrorMessage, r.WorkerID, r.LeaseEpoch, wanted, r.Stopping,
-		r.StoppingSaveID, r.StartFailures, r.RetryAt, r.LastSaveNumber, r.RecoverySaveID, r.UnusedSince, r.LastActivityAt, r.UpdatedAt, r.ID)
+		r.StoppingSaveID, r.StartFailures, r.RetryAt, r.LastSaveNumber, r.RecoverySaveID, r.UnusedSince, r.LastActivityAt, r.UpdatedAt, r.CaptureID, r.ID)
 	if err != nil {
 		return fmt.Errorf("update computer: %w", err)
 	}
@@ -139,9 +139,11 @@ func SignalWorker(tx *db.Tx, r *Row) {
 	}
 }
 
-// Want says that runnable work exists on r: it will be placed, and is not emptied for want of use.
+// Want says that runnable work exists on r: it will be placed, and is not emptied for want of use. A capture that is not
+// published yet is dropped.
 func Want(tx *db.Tx, r *Row, now int64) {
 	r.LastActivityAt = now
+	r.DropCapture(now)
 	if !r.WorkWanted || r.UnusedSince != nil || (r.Stopping != nil && *r.Stopping == StopUnused && r.StoppingSaveID == nil) {
 		r.WorkWanted = true
 		r.UnusedSince = nil
@@ -162,10 +164,13 @@ func (r *Row) Unwanted(now int64) {
 	}
 }
 
-// Started records that the guest of a placed Computer is ready.
-func (r *Row) Started(now int64) error {
-	if r.Residency == Running {
+// Started records that the guest of a placed Computer is ready. A capture that it was resumed from has served.
+func (r *Row) Started(tx *db.Tx, now int64) error {
+	if r.Residency == Running || r.Residency == Hibernating {
 		return nil
+	}
+	if err := r.endCapture(tx); err != nil {
+		return err
 	}
 	r.StartFailures, r.RetryAt, r.ExecutionWait, r.ErrorCode, r.ErrorMessage = 0, nil, nil, nil, nil
 	return r.move(Running, now)
@@ -205,6 +210,9 @@ func (r *Row) StartFailed(now int64, message string) error {
 func (r *Row) Lost(tx *db.Tx, now int64) error {
 	if _, err := tx.Exec(sqlSaveFail, r.ID); err != nil {
 		return fmt.Errorf("fail saves: %w", err)
+	}
+	if err := r.endCapture(tx); err != nil {
+		return err
 	}
 	r.WorkWanted = false
 	r.UnusedSince = &now

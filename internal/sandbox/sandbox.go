@@ -60,6 +60,8 @@ type Status struct {
 	Dir string
 	// Running is false for one that ended, or whose start was cut off: only Remove is of use then.
 	Running bool
+	// Frozen is true for one that Freeze may have frozen and Thaw has not thawed.
+	Frozen bool
 	// PID is the host process to blame for the sandbox's CPU and memory; 0 unless running.
 	PID int
 }
@@ -132,4 +134,8 @@ type Runtime interface {
 
 	// Capabilities tells which bounds hold on this host.
 	Capabilities() Capabilities
+
+	// Platform names the version of the runtime, and all else that a memory of its sandboxes depends on. A memory can be
+	// resumed by a runtime of the same name. The name has no spaces.
+	Platform() (string, error)
 }

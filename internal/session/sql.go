@@ -22,6 +22,12 @@ const (
 		AND NOT EXISTS (SELECT 1 FROM sessions c WHERE c.parent_session_id = s.id AND c.status IN ('open', 'closing'))
 		ORDER BY s.idle_since + s.close_after_idle_ms LIMIT 100`
 
+	// The expression of the index sessions_hibernating.
+	sqlHibernationFrom = ` FROM sessions WHERE status IN ('open', 'closing') AND idle_since IS NOT NULL AND hibernate_after_idle_ms IS NOT NULL
+		AND idle_since + hibernate_after_idle_ms > ?`
+	sqlHibernationDue  = `SELECT DISTINCT computer_id` + sqlHibernationFrom + ` AND idle_since + hibernate_after_idle_ms <= ? LIMIT 1000`
+	sqlHibernationNext = `SELECT MIN(idle_since + hibernate_after_idle_ms)` + sqlHibernationFrom
+
 	sqlEventInsert = `INSERT INTO session_events (session_id, sequence, turn_id, kind, data, process_epoch, operation, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`
 	sqlEvents      = `SELECT turn_id, sequence, kind, data, created_at FROM session_events WHERE session_id = ? AND sequence > ? ORDER BY sequence LIMIT ?`
 	sqlEventOfOp   = `SELECT sequence FROM session_events WHERE session_id = ? AND process_epoch = ? AND operation = ?`
@@ -50,6 +56,7 @@ const (
 
 	sqlProcessInsert = `INSERT INTO session_processes (session_id, epoch, computer_id, status, recovery, last_operation, created_at) VALUES (?, ?, ?, 'starting', ?, 0, ?)`
 	sqlProcessUpdate = `UPDATE session_processes SET status = ?, stop_reason = ?, failure_reason = ?, stopping_at = ?, last_operation = ?, ended_at = ? WHERE session_id = ? AND epoch = ?`
+	sqlLiveProcesses = `SELECT COUNT(*) FROM session_processes WHERE computer_id = ? AND status <> 'ended'`
 	sqlOverdue       = `SELECT DISTINCT computer_id FROM session_processes WHERE status = 'stopping' AND stopping_at <= ?`
 )
 

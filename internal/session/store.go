@@ -174,6 +174,28 @@ func IdleDue(tx *db.Tx, now int64) ([]string, error) {
 	return out, err
 }
 
+// HibernationDue gives the Computers of Sessions whose idle clock reached hibernateAfterIdle after one time and until
+// another, and when the next one does, nil if none will.
+func HibernationDue(tx *db.Tx, after, until int64) (computers []string, next *int64, err error) {
+	err = tx.Query(func(sc func(...any) error) error {
+		var one string
+		err := sc(&one)
+		computers = append(computers, one)
+		return err
+	}, sqlHibernationDue, after, until)
+	if err == nil {
+		_, err = tx.Get([]any{&next}, sqlHibernationNext, until)
+	}
+	return computers, next, err
+}
+
+// LiveProcesses counts the processes of a Computer that have not ended.
+func LiveProcesses(tx *db.Tx, computerID string) (int64, error) {
+	var n int64
+	_, err := tx.Get([]any{&n}, sqlLiveProcesses, computerID)
+	return n, err
+}
+
 // OverdueComputers gives Computers with a process that was told to stop at or before the given time and has not ended.
 func OverdueComputers(tx *db.Tx, before int64) ([]string, error) {
 	var out []string

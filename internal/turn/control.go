@@ -270,7 +270,11 @@ func (w *work) settleTerminal(u *unit) error {
 		if u.s.Status == session.Cancelled {
 			reason = "cancelled"
 		}
-		if err := u.p.Stop(reason, w.now); err != nil {
+		stop := func() error { return u.p.Stop(reason, w.now) }
+		if w.c.Residency == computer.Hibernated {
+			stop = func() error { return w.unpark(u, reason) }
+		}
+		if err := stop(); err != nil {
 			return err
 		}
 	}

@@ -39,12 +39,38 @@ func (s *Service) Exchange(ctx context.Context, req *workerpb.ExchangeRequest) (
 	return out, err
 }
 
+// Occupants are what uses Computers beside Sessions. A room to the right has them and decides about them in this room's
+// transactions, under the Computer's lock.
+type Occupants interface {
+	// Exchange takes what a Worker sees of them on c, adds what is wanted of them, and tells how they use c.
+	Exchange(tx *db.Tx, c *computer.Row, now int64, req *workerpb.ExchangeRequest, out *workerpb.ExchangeResponse) (Occupancy, error)
+	// Unplaced records that c became unavailable before it ran.
+	Unplaced(tx *db.Tx, c *computer.Row, now int64) error
+	// Lost records that c is lost. proven tells that nothing of it runs any more for certain; why, if known, is for people.
+	Lost(tx *db.Tx, c *computer.Row, now int64, proven bool, why string) error
+}
+
+// Occupancy counts occupants of one Computer.
+type Occupancy struct {
+	// Waiting are still to be begun: the Computer has to run for them.
+	Waiting int
+	// Inside have something in the guest that must end, or be fetched, before the Computer may be emptied.
+	Inside int
+	// Stuck cannot be ended: they keep the Computer in use, but not from being stopped.
+	Stuck int
+}
+
+// Host lets others than Sessions use Computers. It is called once, before anything else.
+func (s *Service) Host(o Occupants) { s.occupants = o }
+
 // exchange is one Exchange under way.
 type exchange struct {
 	*work
 	req    *workerpb.ExchangeRequest
 	out    *workerpb.ExchangeResponse
 	others Occupancy
+	// parks tells that the Computer is being stopped in order and may hibernate instead.
+	parks bool
 }
 
 func (x *exchange) run() error {
@@ -59,11 +85,11 @@ func (x *exchange) run() error {
 		x.out.Fenced = true
 		return x.stopped()
 	case workerpb.Phase_PHASE_RUNNING:
-		if err := x.c.Started(x.now); err != nil {
+		if err := x.c.Started(x.tx, x.now); err != nil {
 			return err
 		}
 	default:
-		if x.c.Residency == computer.Running {
+		if x.c.Residency == computer.Running || x.c.Residency == computer.Hibernating {
 			x.out.Fenced = true
 			return x.lost(true, "") // it ran here before, and the Worker has nothing of it
 		}
@@ -78,6 +104,10 @@ func (x *exchange) run() error {
 			return err
 		}
 	}
+	if !x.quiet() {
+		x.c.DropCapture(x.now)
+	}
+	x.parks = x.mayPark()
 	if x.req.GetGuestConnected() {
 		for _, u := range x.units {
 			if err := x.reconcile(u); err != nil {
@@ -90,7 +120,43 @@ func (x *exchange) run() error {
 		return err
 	}
 	x.use()
+	if hibernates, err := x.hibernate(); err != nil || hibernates {
+		return err
+	}
 	return x.disk()
+}
+
+func (x *exchange) exchangeOthers() (err error) {
+	if x.occupants != nil {
+		x.others, err = x.occupants.Exchange(x.tx, x.c, x.now, x.req, x.out)
+	}
+	return err
+}
+
+// startFailed records a failed start. Turns wait for the next one; others fail when there is none soon.
+func (x *exchange) startFailed() error {
+	if x.c.Residency == computer.Resuming {
+		return x.lost(true, "its memory cannot be restored: "+message(x.req.GetError(), "the sandbox did not start"))
+	}
+	if err := x.c.StartFailed(x.now, message(x.req.GetError(), "the sandbox did not start")); err != nil {
+		return err
+	}
+	if x.c.Residency != computer.Unavailable || x.occupants == nil {
+		return nil
+	}
+	return x.occupants.Unplaced(x.tx, x.c, x.now)
+}
+
+// use keeps the Computer's record of whether anything needs it.
+func (x *exchange) use() {
+	for _, u := range x.units {
+		if u.p != nil || u.runnable() || u.busy() {
+			return
+		}
+	}
+	if x.others == (Occupancy{}) {
+		x.c.Unwanted(x.now)
+	}
 }
 
 // spec tells a Worker that has no sandbox yet what to start.
@@ -109,6 +175,9 @@ func (x *exchange) spec() error {
 	}
 	x.out.Spec = &workerpb.ComputerSpec{EnvironmentId: x.c.EnvironmentID, ImageDigest: x.c.ImageDigest, MilliCpu: x.c.MilliCPU, MemoryMib: x.c.MemoryMiB,
 		DiskMib: x.c.DiskMiB, SaveManifest: manifest, Network: network}
+	if x.c.Residency == computer.Resuming {
+		return x.resume()
+	}
 	return nil
 }
 

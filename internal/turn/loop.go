@@ -17,6 +17,7 @@ import (
 const (
 	deadlineTopic = "turn-deadlines"
 	closingTopic  = "session-closing"
+	idleTopic     = "sessions-idle"
 )
 
 // Loops gives the room's background work: deadlines, overdue stops, idle closes, and the loss of Workers.
@@ -25,6 +26,7 @@ func (s *Service) Loops() []loop.Piece {
 		{Name: "turn.deadlines", Every: 30 * time.Second, Topics: []string{deadlineTopic}, Run: s.deadlines},
 		{Name: "turn.overdue", Every: time.Second, Run: s.overdue},
 		{Name: "turn.idle", Every: 10 * time.Second, Run: s.closeIdle},
+		{Name: "turn.hibernation", Every: hibernateLate / 2, Topics: []string{idleTopic}, Run: s.hibernateIdle},
 		{Name: "turn.closing", Every: time.Minute, Topics: []string{closingTopic}, Run: s.closing},
 		{Name: "turn.retention", Every: retentionEvery, Run: s.expire},
 		{Name: "turn.lost", Every: 10 * time.Second, Topics: []string{computer.LostTopic}, Run: s.lostWorkers},

@@ -32,7 +32,7 @@ func (x *exchange) reconcile(u *unit) error {
 		// It has served or was told to stop, and the guest has it no more: its end was acknowledged or never arrives.
 		return x.exited(u, exit{})
 	}
-	if x.c.Stopping != nil && u.p.Status != session.ProcessStopping {
+	if x.c.Stopping != nil && !x.parks && u.p.Status != session.ProcessStopping {
 		if err := x.emptyOut(u); err != nil {
 			return err
 		}

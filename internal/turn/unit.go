@@ -255,6 +255,9 @@ func (w *work) clock(u *unit) error {
 	case idle && u.s.IdleSince == nil:
 		u.s.IdleSince = &w.now
 		u.s.Touch(w.now)
+		if u.s.HibernateAfterIdleMs != nil {
+			w.tx.Signal(idleTopic)
+		}
 	}
 	return nil
 }

@@ -43,7 +43,10 @@ type computer struct {
 	fenced  bool
 	// stopping says that the sandbox is being removed because the server asked for it.
 	stopping bool
-	busy     map[string]bool // slow steps under way, by name
+	// capture is the capture under way, captureFailures how many failed in a row.
+	capture         *capture
+	captureFailures int
+	busy            map[string]bool // slow steps under way, by name
 	steps    sync.WaitGroup
 }
 
@@ -74,15 +77,15 @@ func (c *computer) fence() {
 }
 
 // run cares for the Computer until its lease ends (then nothing of it is left) or ctx does (then its sandbox lives on).
-func (c *computer) run(ctx context.Context, living bool) {
+func (c *computer) run(ctx context.Context, living *sandbox.Status) {
 	run, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	c.mu.Lock()
 	c.gone = end
 	fenced := c.fenced
 	c.mu.Unlock()
-	if living {
-		c.step(run, "adopt", c.adopt)
+	if living != nil {
+		c.step(run, "adopt", func(ctx context.Context) error { return c.adopt(ctx, living.Frozen) })
 	}
 	for pause := time.Duration(0); run.Err() == nil && !fenced; {
 		next := lookEvery
@@ -169,6 +172,9 @@ func (c *computer) exchange(ctx context.Context) (over bool, err error) {
 		return false, nil // what lives here is not known yet
 	}
 	req := &workerpb.ExchangeRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch, Phase: c.phase, Error: c.failure, SaveId: c.saveID}
+	if c.capture != nil {
+		req.CaptureId = c.capture.id
+	}
 	c.guest.describe(req)
 	generation := c.guest.generation
 	c.mu.Unlock()
@@ -186,6 +192,9 @@ func (c *computer) exchange(ctx context.Context) (over bool, err error) {
 		c.step(ctx, "stop", c.stop)
 	}
 	c.take(ctx, resp, generation)
+	if req.GetPhase() == workerpb.Phase_PHASE_RUNNING {
+		c.follow(ctx, resp.GetHibernate())
+	}
 	if o := resp.GetSave(); o != nil {
 		c.beginSave(ctx, o)
 	}
@@ -195,7 +204,7 @@ func (c *computer) exchange(ctx context.Context) (over bool, err error) {
 // start brings the sandbox up. A failure is reported and ends the lease.
 func (c *computer) start(ctx context.Context, spec *workerpb.ComputerSpec) error {
 	c.setPhase(workerpb.Phase_PHASE_STARTING, "")
-	if err := c.startSandbox(ctx, spec); err != nil {
+	if err := c.startOnce(ctx, spec); err != nil {
 		if ctx.Err() != nil {
 			return err
 		}
@@ -206,7 +215,8 @@ func (c *computer) start(ctx context.Context, spec *workerpb.ComputerSpec) error
 	return nil
 }
 
-func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec) error {
+// startSandbox starts the sandbox, from its saved disk or, if there is one, from its memory.
+func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec, from restored) error {
 	cfg := c.w.cfg
 	rootfs, config, err := c.w.assets.image(ctx, spec.GetImageDigest())
 	if err != nil {
@@ -224,7 +234,7 @@ func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec
 		return fmt.Errorf("clear sandbox: %w", err)
 	}
 	disk := ""
-	if m := spec.GetSaveManifest(); m != "" {
+	if m := spec.GetSaveManifest(); m != "" && from.memory == "" {
 		disk = filepath.Join(cfg.Dir, "tmp", c.id+"-disk")
 		defer func() { _ = os.RemoveAll(disk) }()
 		if err := os.RemoveAll(disk); err != nil {
@@ -234,7 +244,13 @@ func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec
 			return fmt.Errorf("restore disk: %w", err)
 		}
 	}
-	if err := c.remember(spec); err != nil {
+	if from.runtime == "" {
+		from.runtime = c.w.assets.runtime
+		if from.platform, err = c.w.platform(); err != nil {
+			return err
+		}
+	}
+	if err := c.remember(spec, from.platform); err != nil {
 		return err
 	}
 	connected, err := c.listen(config, spec.GetEnvironmentId())
@@ -245,8 +261,8 @@ func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec
 	if err != nil {
 		return err
 	}
-	err = cfg.Runtime.Start(ctx, sandbox.Spec{ID: c.id, NetNS: net, RootFS: rootfs, Args: []string{guestInside}, Env: environment(config), Dir: dir, DiskFrom: disk,
-		Mounts: append(mounts, sandbox.Mount{Source: c.w.assets.runtime, Destination: runtimeInside}, sandbox.Mount{Source: programs, Destination: programsInside},
+	err = cfg.Runtime.Start(ctx, sandbox.Spec{ID: c.id, NetNS: net, RootFS: rootfs, Args: []string{guestInside}, Env: environment(config), Dir: dir, DiskFrom: disk, MemoryFrom: from.memory,
+		Mounts: append(mounts, sandbox.Mount{Source: from.runtime, Destination: runtimeInside}, sandbox.Mount{Source: programs, Destination: programsInside},
 			sandbox.Mount{Source: filepath.Dir(c.socket()), Destination: socketInside}),
 		CPUMillis: spec.GetMilliCpu(), MemoryMiB: spec.GetMemoryMib(), DiskMiB: spec.GetDiskMib()})
 	if err != nil {
@@ -324,8 +340,8 @@ func (c *computer) lost(why string) {
 }
 
 // adopt takes up a sandbox that lives since before this Worker program.
-func (c *computer) adopt(ctx context.Context) error {
-	err := c.reconnect(ctx)
+func (c *computer) adopt(ctx context.Context, frozen bool) error {
+	err := c.reconnect(ctx, frozen)
 	if err != nil {
 		if ctx.Err() == nil {
 			c.setPhase(workerpb.Phase_PHASE_LOST, err.Error())
@@ -336,7 +352,7 @@ func (c *computer) adopt(ctx context.Context) error {
 	return nil
 }
 
-func (c *computer) reconnect(ctx context.Context) error {
+func (c *computer) reconnect(ctx context.Context, frozen bool) error {
 	spec, err := c.remembered()
 	if err != nil {
 		return err
@@ -348,6 +364,12 @@ func (c *computer) reconnect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read image: %w", err)
 	}
+	if frozen { // the first Exchange says whether a capture of it is still wanted
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.config, c.env = config, spec.GetEnvironmentId()
+		return nil
+	}
 	connected, err := c.listen(config, spec.GetEnvironmentId())
 	if err != nil {
 		return err
@@ -356,12 +378,15 @@ func (c *computer) reconnect(ctx context.Context) error {
 }
 
 // remember writes what a later Worker program needs to go on with this sandbox.
-func (c *computer) remember(spec *workerpb.ComputerSpec) error {
+func (c *computer) remember(spec *workerpb.ComputerSpec, platform string) error {
 	text, err := protojson.Marshal(spec)
 	if err != nil {
 		return fmt.Errorf("remember computer: %w", err)
 	}
 	if err := os.MkdirAll(c.w.computerDir(c.id), 0o711); err != nil {
+		return fmt.Errorf("remember computer: %w", err)
+	}
+	if err := os.WriteFile(c.platformFile(), []byte(platform), 0o600); err != nil {
 		return fmt.Errorf("remember computer: %w", err)
 	}
 	path := filepath.Join(c.w.computerDir(c.id), "spec.json")

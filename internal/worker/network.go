@@ -59,12 +59,12 @@ func (w *Worker) removeSandbox(ctx context.Context, id string) error {
 }
 
 // sweepNetworks removes the networks of Computers that have no living sandbox here.
-func (w *Worker) sweepNetworks(living map[string]bool) error {
+func (w *Worker) sweepNetworks(living map[string]*sandbox.Status) error {
 	if w.cfg.Network == nil {
 		return nil
 	}
 	for _, id := range w.cfg.Network.List() {
-		if !living[id] {
+		if living[id] == nil {
 			if err := w.cfg.Network.Remove(id); err != nil {
 				return err
 			}

@@ -76,6 +76,10 @@ func (r *remote) PublishSave(ctx context.Context, req *workerpb.PublishSaveReque
 	return r.c.PublishSave(ctx, req)
 }
 
+func (r *remote) PublishCapture(ctx context.Context, req *workerpb.PublishCaptureRequest) (*workerpb.PublishCaptureResponse, error) {
+	return r.c.PublishCapture(ctx, req)
+}
+
 func (r *remote) StoreOutput(ctx context.Context, req *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error) {
 	return r.c.StoreOutput(ctx, req)
 }

@@ -37,6 +37,7 @@ type Server interface {
 	Watch(context.Context, *workerpb.WatchRequest) (*workerpb.WatchResponse, error)
 	Exchange(context.Context, *workerpb.ExchangeRequest) (*workerpb.ExchangeResponse, error)
 	PublishSave(context.Context, *workerpb.PublishSaveRequest) (*workerpb.PublishSaveResponse, error)
+	PublishCapture(context.Context, *workerpb.PublishCaptureRequest) (*workerpb.PublishCaptureResponse, error)
 	StoreOutput(context.Context, *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error)
 	ReportNetwork(context.Context, *workerpb.ReportNetworkRequest) (*workerpb.ReportNetworkResponse, error)
 	ResolveSecrets(context.Context, *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error)
@@ -187,11 +188,12 @@ func (w *Worker) adopt(ctx context.Context, found []sandbox.Status) error {
 	for _, l := range leases {
 		held[l.GetComputerId()] = l.GetEpoch()
 	}
-	living := map[string]bool{}
-	for _, s := range found {
+	living := map[string]*sandbox.Status{}
+	for i := range found {
+		s := &found[i]
 		epoch, ok := held[s.ID]
 		if ok && s.Running && s.Dir == w.sandboxDir(s.ID, epoch) {
-			living[s.ID] = true
+			living[s.ID] = s
 			continue
 		}
 		w.cfg.Log.Info("removing a sandbox without a lease", "computer", s.ID)
@@ -239,8 +241,8 @@ func (w *Worker) alive() {
 	w.lastOK = time.Now()
 }
 
-// host makes sure that an actor cares for a Computer under an epoch.
-func (w *Worker) host(ctx context.Context, computerID string, epoch int64, living bool) {
+// host makes sure that an actor cares for a Computer under an epoch. living is its sandbox, nil if it has none.
+func (w *Worker) host(ctx context.Context, computerID string, epoch int64, living *sandbox.Status) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if have, ok := w.computers[computerID]; ok {
@@ -276,7 +278,7 @@ func (w *Worker) beat(ctx context.Context) error {
 	held := map[string]int64{}
 	for _, l := range resp.GetLeases() {
 		held[l.GetComputerId()] = l.GetEpoch()
-		w.host(ctx, l.GetComputerId(), l.GetEpoch(), false)
+		w.host(ctx, l.GetComputerId(), l.GetEpoch(), nil)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -248,14 +248,11 @@ func (a *Agent) validate(field string) error {
 		return err
 	}
 	for name, period := range map[string]*int64{
-		"max_turn_duration_ms": a.MaxTurnDurationMs, "close_after_idle_ms": a.CloseAfterIdleMs,
+		"max_turn_duration_ms": a.MaxTurnDurationMs, "close_after_idle_ms": a.CloseAfterIdleMs, "hibernate_after_idle_ms": a.HibernateAfterIdleMs,
 	} {
 		if !validNumber(period) {
 			return bad(field+"."+name, "must be a positive number of milliseconds")
 		}
-	}
-	if a.HibernateAfterIdleMs != nil {
-		return bad(field+".hibernate_after_idle_ms", "must be null: this version of helmr cannot hibernate Computers yet")
 	}
 	return nil
 }

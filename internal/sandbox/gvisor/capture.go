@@ -2,11 +2,14 @@ package gvisor
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 )
 
 // SaveDisk implements sandbox.Runtime.
@@ -29,6 +32,10 @@ func (r *Runtime) Freeze(ctx context.Context, id, disk, memory string) (err erro
 		return err
 	}
 	defer unlock()
+	rec.Frozen = true
+	if err := r.records.save(rec); err != nil {
+		return err
+	}
 	err = r.pause(ctx, rec, "pause", "paused")
 	if err == nil {
 		err = r.capture(ctx, rec, disk, "fscheckpoint", "-leave-running")
@@ -41,7 +48,7 @@ func (r *Runtime) Freeze(ctx context.Context, id, disk, memory string) (err erro
 	}
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
-	if e := r.pause(clean, rec, "resume", "running"); e != nil {
+	if e := r.thaw(clean, rec); e != nil {
 		err = errors.Join(err, fmt.Errorf("thaw again: %w", e))
 	}
 	return errors.Join(err, os.RemoveAll(disk))
@@ -55,7 +62,35 @@ func (r *Runtime) Thaw(ctx context.Context, id string) (err error) {
 		return err
 	}
 	defer unlock()
-	return r.pause(ctx, rec, "resume", "running")
+	return r.thaw(ctx, rec)
+}
+
+func (r *Runtime) thaw(ctx context.Context, rec record) error {
+	if !rec.Frozen {
+		return nil
+	}
+	if err := r.pause(ctx, rec, "resume", "running"); err != nil {
+		return err
+	}
+	rec.Frozen = false
+	return r.records.save(rec)
+}
+
+// Platform implements sandbox.Runtime. gVisor restores only what the very same version of it has saved; it checks the
+// processor's features itself.
+func (r *Runtime) Platform() (string, error) { return r.platform() }
+
+func (r *Runtime) findPlatform() (string, error) {
+	f, err := os.Open(r.cfg.RunscPath)
+	if err != nil {
+		return "", fmt.Errorf("read runsc: %w", err)
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return "", fmt.Errorf("read runsc: %w", err)
+	}
+	return fmt.Sprintf("runsc-%x-%s", sum.Sum(nil)[:8], runtime.GOARCH), nil
 }
 
 // pause runs a command that takes the sandbox to a state of runsc's; it may be there already.

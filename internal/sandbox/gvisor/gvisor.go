@@ -53,6 +53,8 @@ type Runtime struct {
 	cg      cgroups
 	records records
 	locks   keyedLocks
+	// platform gives what Platform says, once it was found out.
+	platform func() (string, error)
 
 	mu       sync.Mutex
 	consoles map[string]*os.File
@@ -87,6 +89,7 @@ func New(cfg Config) (*Runtime, error) {
 	sum := sha256.Sum256([]byte(r.state))
 	r.name = fmt.Sprintf("%x", sum[:4])
 	r.cg = detectCgroups(cgroupMount)
+	r.platform = sync.OnceValues(r.findPlatform)
 	return r, nil
 }
 
@@ -260,6 +263,7 @@ func (r *Runtime) List(context.Context) ([]sandbox.Status, error) {
 		}
 		st := sandbox.Status{ID: id, Dir: rec.Dir, Running: rec.running(r.boot)}
 		if st.Running {
+			st.Frozen = rec.Frozen
 			st.PID = rec.Main.PID
 		}
 		list = append(list, st)

@@ -20,6 +20,7 @@ type record struct {
 	Cgroup string   `json:"cgroup,omitempty"` // name below the mount of each controller
 	Boot   string   `json:"boot"`             // the host's boot id: process numbers of another boot mean nothing
 	Main   *process `json:"main,omitempty"`   // the sandbox process; nil until it started
+	Frozen bool     `json:"frozen,omitempty"` // written before it is frozen, and after it is thawed
 }
 
 // records keeps one JSON file for each sandbox.

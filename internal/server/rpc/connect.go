@@ -124,6 +124,10 @@ func (g *guarded) PublishSave(ctx context.Context, r *workerpb.PublishSaveReques
 	return g.s.PublishSave(ctx, r)
 }
 
+func (g *guarded) PublishCapture(ctx context.Context, r *workerpb.PublishCaptureRequest) (*workerpb.PublishCaptureResponse, error) {
+	return g.s.PublishCapture(ctx, r)
+}
+
 func (g *guarded) StoreOutput(ctx context.Context, r *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error) {
 	return g.s.StoreOutput(ctx, r)
 }

@@ -138,6 +138,11 @@ func (s *Service) PublishSave(ctx context.Context, r *workerpb.PublishSaveReques
 	return &workerpb.PublishSaveResponse{}, s.turns.PublishSave(ctx, r)
 }
 
+// PublishCapture records that disk and memory of a hibernating Computer are in blob storage.
+func (s *Service) PublishCapture(ctx context.Context, r *workerpb.PublishCaptureRequest) (*workerpb.PublishCaptureResponse, error) {
+	return s.turns.PublishCapture(ctx, r)
+}
+
 // StoreOutput keeps output of Commands.
 func (s *Service) StoreOutput(ctx context.Context, r *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error) {
 	return s.commands.StoreOutput(ctx, r)

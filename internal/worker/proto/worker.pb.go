@@ -131,7 +131,7 @@ func (x WantedProcess_Action) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WantedProcess_Action.Descriptor instead.
 func (WantedProcess_Action) EnumDescriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{15, 0}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{17, 0}
 }
 
 type CommandExit_End int32
@@ -184,7 +184,7 @@ func (x CommandExit_End) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CommandExit_End.Descriptor instead.
 func (CommandExit_End) EnumDescriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{22, 0}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{26, 0}
 }
 
 type WantedCommand_Action int32
@@ -234,7 +234,7 @@ func (x WantedCommand_Action) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WantedCommand_Action.Descriptor instead.
 func (WantedCommand_Action) EnumDescriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{23, 0}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{27, 0}
 }
 
 type RegisterRequest struct {
@@ -644,7 +644,9 @@ type ExchangeRequest struct {
 	// The Save whose capture or upload is under way, if any.
 	SaveId string `protobuf:"bytes,9,opt,name=save_id,json=saveId,proto3" json:"save_id,omitempty"`
 	// With guest_connected: every Command that the guest has, and those it is just being given.
-	Commands      []*ObservedCommand `protobuf:"bytes,10,rep,name=commands,proto3" json:"commands,omitempty"`
+	Commands []*ObservedCommand `protobuf:"bytes,10,rep,name=commands,proto3" json:"commands,omitempty"`
+	// The capture that is under way, if any.
+	CaptureId     string `protobuf:"bytes,12,opt,name=capture_id,json=captureId,proto3" json:"capture_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -747,6 +749,13 @@ func (x *ExchangeRequest) GetCommands() []*ObservedCommand {
 		return x.Commands
 	}
 	return nil
+}
+
+func (x *ExchangeRequest) GetCaptureId() string {
+	if x != nil {
+		return x.CaptureId
+	}
+	return ""
 }
 
 type ObservedProcess struct {
@@ -946,13 +955,16 @@ type ExchangeResponse struct {
 	// Everything is saved: remove the sandbox and report PHASE_STOPPED.
 	Stop bool `protobuf:"varint,2,opt,name=stop,proto3" json:"stop,omitempty"`
 	// Present while the Computer is not running.
-	Spec          *ComputerSpec    `protobuf:"bytes,3,opt,name=spec,proto3" json:"spec,omitempty"`
-	Acks          []*ProcessAcks   `protobuf:"bytes,4,rep,name=acks,proto3" json:"acks,omitempty"`
-	Processes     []*WantedProcess `protobuf:"bytes,5,rep,name=processes,proto3" json:"processes,omitempty"`
-	Deliveries    []*Delivery      `protobuf:"bytes,6,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
-	Controls      []*Control       `protobuf:"bytes,7,rep,name=controls,proto3" json:"controls,omitempty"`
-	Save          *SaveOrder       `protobuf:"bytes,8,opt,name=save,proto3" json:"save,omitempty"`
-	Commands      []*WantedCommand `protobuf:"bytes,9,rep,name=commands,proto3" json:"commands,omitempty"`
+	Spec       *ComputerSpec    `protobuf:"bytes,3,opt,name=spec,proto3" json:"spec,omitempty"`
+	Acks       []*ProcessAcks   `protobuf:"bytes,4,rep,name=acks,proto3" json:"acks,omitempty"`
+	Processes  []*WantedProcess `protobuf:"bytes,5,rep,name=processes,proto3" json:"processes,omitempty"`
+	Deliveries []*Delivery      `protobuf:"bytes,6,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
+	Controls   []*Control       `protobuf:"bytes,7,rep,name=controls,proto3" json:"controls,omitempty"`
+	Save       *SaveOrder       `protobuf:"bytes,8,opt,name=save,proto3" json:"save,omitempty"`
+	Commands   []*WantedCommand `protobuf:"bytes,9,rep,name=commands,proto3" json:"commands,omitempty"`
+	// Freeze the Computer, store disk and memory, publish the capture. A capture that is no longer ordered is dropped, and
+	// the Computer goes on.
+	Hibernate     *HibernateOrder `protobuf:"bytes,12,opt,name=hibernate,proto3" json:"hibernate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1050,6 +1062,57 @@ func (x *ExchangeResponse) GetCommands() []*WantedCommand {
 	return nil
 }
 
+func (x *ExchangeResponse) GetHibernate() *HibernateOrder {
+	if x != nil {
+		return x.Hibernate
+	}
+	return nil
+}
+
+type HibernateOrder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CaptureId     string                 `protobuf:"bytes,1,opt,name=capture_id,json=captureId,proto3" json:"capture_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HibernateOrder) Reset() {
+	*x = HibernateOrder{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HibernateOrder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HibernateOrder) ProtoMessage() {}
+
+func (x *HibernateOrder) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HibernateOrder.ProtoReflect.Descriptor instead.
+func (*HibernateOrder) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *HibernateOrder) GetCaptureId() string {
+	if x != nil {
+		return x.CaptureId
+	}
+	return ""
+}
+
 type ComputerSpec struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	EnvironmentId string                 `protobuf:"bytes,1,opt,name=environment_id,json=environmentId,proto3" json:"environment_id,omitempty"`
@@ -1060,14 +1123,16 @@ type ComputerSpec struct {
 	// The manifest of the Save that the disk starts from; empty for the image itself.
 	SaveManifest string `protobuf:"bytes,6,opt,name=save_manifest,json=saveManifest,proto3" json:"save_manifest,omitempty"`
 	// The Template's normalized network policy as JSON; empty is taken for one that blocks everything.
-	Network       string `protobuf:"bytes,7,opt,name=network,proto3" json:"network,omitempty"`
+	Network string `protobuf:"bytes,7,opt,name=network,proto3" json:"network,omitempty"`
+	// The Computer is hibernated: its memory is restored, and the disk with it.
+	Resume        *Resume `protobuf:"bytes,12,opt,name=resume,proto3" json:"resume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ComputerSpec) Reset() {
 	*x = ComputerSpec{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[12]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1079,7 +1144,7 @@ func (x *ComputerSpec) String() string {
 func (*ComputerSpec) ProtoMessage() {}
 
 func (x *ComputerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[12]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1092,7 +1157,7 @@ func (x *ComputerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComputerSpec.ProtoReflect.Descriptor instead.
 func (*ComputerSpec) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{12}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ComputerSpec) GetEnvironmentId() string {
@@ -1144,6 +1209,76 @@ func (x *ComputerSpec) GetNetwork() string {
 	return ""
 }
 
+func (x *ComputerSpec) GetResume() *Resume {
+	if x != nil {
+		return x.Resume
+	}
+	return nil
+}
+
+type Resume struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The manifest of the memory.
+	MemoryManifest string `protobuf:"bytes,1,opt,name=memory_manifest,json=memoryManifest,proto3" json:"memory_manifest,omitempty"`
+	// What it can be restored with, as PublishCapture said.
+	Platform string `protobuf:"bytes,2,opt,name=platform,proto3" json:"platform,omitempty"`
+	// The programs of its processes, which have to be in place.
+	ProgramDigests []string `protobuf:"bytes,3,rep,name=program_digests,json=programDigests,proto3" json:"program_digests,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Resume) Reset() {
+	*x = Resume{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resume) ProtoMessage() {}
+
+func (x *Resume) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resume.ProtoReflect.Descriptor instead.
+func (*Resume) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Resume) GetMemoryManifest() string {
+	if x != nil {
+		return x.MemoryManifest
+	}
+	return ""
+}
+
+func (x *Resume) GetPlatform() string {
+	if x != nil {
+		return x.Platform
+	}
+	return ""
+}
+
+func (x *Resume) GetProgramDigests() []string {
+	if x != nil {
+		return x.ProgramDigests
+	}
+	return nil
+}
+
 type ProcessAcks struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -1155,7 +1290,7 @@ type ProcessAcks struct {
 
 func (x *ProcessAcks) Reset() {
 	*x = ProcessAcks{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[13]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1167,7 +1302,7 @@ func (x *ProcessAcks) String() string {
 func (*ProcessAcks) ProtoMessage() {}
 
 func (x *ProcessAcks) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[13]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1180,7 +1315,7 @@ func (x *ProcessAcks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessAcks.ProtoReflect.Descriptor instead.
 func (*ProcessAcks) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{13}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ProcessAcks) GetSessionId() string {
@@ -1215,7 +1350,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[14]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1362,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[14]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1375,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{14}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Ack) GetSequence() int64 {
@@ -1275,7 +1410,7 @@ type WantedProcess struct {
 
 func (x *WantedProcess) Reset() {
 	*x = WantedProcess{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[15]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1287,7 +1422,7 @@ func (x *WantedProcess) String() string {
 func (*WantedProcess) ProtoMessage() {}
 
 func (x *WantedProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[15]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1300,7 +1435,7 @@ func (x *WantedProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedProcess.ProtoReflect.Descriptor instead.
 func (*WantedProcess) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{15}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WantedProcess) GetSessionId() string {
@@ -1364,7 +1499,7 @@ type Delivery struct {
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[16]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1376,7 +1511,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[16]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1389,7 +1524,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{16}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Delivery) GetSessionId() string {
@@ -1433,7 +1568,7 @@ type Control struct {
 
 func (x *Control) Reset() {
 	*x = Control{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[17]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1445,7 +1580,7 @@ func (x *Control) String() string {
 func (*Control) ProtoMessage() {}
 
 func (x *Control) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[17]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1458,7 +1593,7 @@ func (x *Control) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Control.ProtoReflect.Descriptor instead.
 func (*Control) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{17}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Control) GetSessionId() string {
@@ -1499,7 +1634,7 @@ type SaveOrder struct {
 
 func (x *SaveOrder) Reset() {
 	*x = SaveOrder{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[18]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +1646,7 @@ func (x *SaveOrder) String() string {
 func (*SaveOrder) ProtoMessage() {}
 
 func (x *SaveOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[18]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +1659,7 @@ func (x *SaveOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveOrder.ProtoReflect.Descriptor instead.
 func (*SaveOrder) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{18}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SaveOrder) GetSaveId() string {
@@ -1556,7 +1691,7 @@ type PublishSaveRequest struct {
 
 func (x *PublishSaveRequest) Reset() {
 	*x = PublishSaveRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[19]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1568,7 +1703,7 @@ func (x *PublishSaveRequest) String() string {
 func (*PublishSaveRequest) ProtoMessage() {}
 
 func (x *PublishSaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[19]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1581,7 +1716,7 @@ func (x *PublishSaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSaveRequest.ProtoReflect.Descriptor instead.
 func (*PublishSaveRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{19}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PublishSaveRequest) GetWorkerId() string {
@@ -1641,7 +1776,7 @@ type PublishSaveResponse struct {
 
 func (x *PublishSaveResponse) Reset() {
 	*x = PublishSaveResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[20]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1653,7 +1788,7 @@ func (x *PublishSaveResponse) String() string {
 func (*PublishSaveResponse) ProtoMessage() {}
 
 func (x *PublishSaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[20]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1666,7 +1801,178 @@ func (x *PublishSaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSaveResponse.ProtoReflect.Descriptor instead.
 func (*PublishSaveResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{20}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{22}
+}
+
+type PublishCaptureRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	WorkerId   string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
+	ComputerId string                 `protobuf:"bytes,2,opt,name=computer_id,json=computerId,proto3" json:"computer_id,omitempty"`
+	Epoch      int64                  `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	CaptureId  string                 `protobuf:"bytes,4,opt,name=capture_id,json=captureId,proto3" json:"capture_id,omitempty"`
+	// The disk, as of a Save.
+	DiskManifest      string `protobuf:"bytes,5,opt,name=disk_manifest,json=diskManifest,proto3" json:"disk_manifest,omitempty"`
+	DiskSizeBytes     int64  `protobuf:"varint,6,opt,name=disk_size_bytes,json=diskSizeBytes,proto3" json:"disk_size_bytes,omitempty"`
+	DiskStoredBytes   int64  `protobuf:"varint,7,opt,name=disk_stored_bytes,json=diskStoredBytes,proto3" json:"disk_stored_bytes,omitempty"`
+	MemoryManifest    string `protobuf:"bytes,8,opt,name=memory_manifest,json=memoryManifest,proto3" json:"memory_manifest,omitempty"`
+	MemorySizeBytes   int64  `protobuf:"varint,9,opt,name=memory_size_bytes,json=memorySizeBytes,proto3" json:"memory_size_bytes,omitempty"`
+	MemoryStoredBytes int64  `protobuf:"varint,10,opt,name=memory_stored_bytes,json=memoryStoredBytes,proto3" json:"memory_stored_bytes,omitempty"`
+	// What the memory can be restored with, and with nothing else: chosen and read by Workers.
+	Platform      string `protobuf:"bytes,11,opt,name=platform,proto3" json:"platform,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishCaptureRequest) Reset() {
+	*x = PublishCaptureRequest{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishCaptureRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishCaptureRequest) ProtoMessage() {}
+
+func (x *PublishCaptureRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishCaptureRequest.ProtoReflect.Descriptor instead.
+func (*PublishCaptureRequest) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *PublishCaptureRequest) GetWorkerId() string {
+	if x != nil {
+		return x.WorkerId
+	}
+	return ""
+}
+
+func (x *PublishCaptureRequest) GetComputerId() string {
+	if x != nil {
+		return x.ComputerId
+	}
+	return ""
+}
+
+func (x *PublishCaptureRequest) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *PublishCaptureRequest) GetCaptureId() string {
+	if x != nil {
+		return x.CaptureId
+	}
+	return ""
+}
+
+func (x *PublishCaptureRequest) GetDiskManifest() string {
+	if x != nil {
+		return x.DiskManifest
+	}
+	return ""
+}
+
+func (x *PublishCaptureRequest) GetDiskSizeBytes() int64 {
+	if x != nil {
+		return x.DiskSizeBytes
+	}
+	return 0
+}
+
+func (x *PublishCaptureRequest) GetDiskStoredBytes() int64 {
+	if x != nil {
+		return x.DiskStoredBytes
+	}
+	return 0
+}
+
+func (x *PublishCaptureRequest) GetMemoryManifest() string {
+	if x != nil {
+		return x.MemoryManifest
+	}
+	return ""
+}
+
+func (x *PublishCaptureRequest) GetMemorySizeBytes() int64 {
+	if x != nil {
+		return x.MemorySizeBytes
+	}
+	return 0
+}
+
+func (x *PublishCaptureRequest) GetMemoryStoredBytes() int64 {
+	if x != nil {
+		return x.MemoryStoredBytes
+	}
+	return 0
+}
+
+func (x *PublishCaptureRequest) GetPlatform() string {
+	if x != nil {
+		return x.Platform
+	}
+	return ""
+}
+
+type PublishCaptureResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The capture was dropped: the Computer goes on.
+	Dropped       bool `protobuf:"varint,1,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishCaptureResponse) Reset() {
+	*x = PublishCaptureResponse{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishCaptureResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishCaptureResponse) ProtoMessage() {}
+
+func (x *PublishCaptureResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishCaptureResponse.ProtoReflect.Descriptor instead.
+func (*PublishCaptureResponse) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *PublishCaptureResponse) GetDropped() bool {
+	if x != nil {
+		return x.Dropped
+	}
+	return false
 }
 
 type ObservedCommand struct {
@@ -1684,7 +1990,7 @@ type ObservedCommand struct {
 
 func (x *ObservedCommand) Reset() {
 	*x = ObservedCommand{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[21]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1696,7 +2002,7 @@ func (x *ObservedCommand) String() string {
 func (*ObservedCommand) ProtoMessage() {}
 
 func (x *ObservedCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[21]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1709,7 +2015,7 @@ func (x *ObservedCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedCommand.ProtoReflect.Descriptor instead.
 func (*ObservedCommand) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{21}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ObservedCommand) GetCommandId() string {
@@ -1753,7 +2059,7 @@ type CommandExit struct {
 
 func (x *CommandExit) Reset() {
 	*x = CommandExit{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[22]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1765,7 +2071,7 @@ func (x *CommandExit) String() string {
 func (*CommandExit) ProtoMessage() {}
 
 func (x *CommandExit) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[22]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1778,7 +2084,7 @@ func (x *CommandExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandExit.ProtoReflect.Descriptor instead.
 func (*CommandExit) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{22}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CommandExit) GetEnd() CommandExit_End {
@@ -1820,7 +2126,7 @@ type WantedCommand struct {
 
 func (x *WantedCommand) Reset() {
 	*x = WantedCommand{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[23]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1832,7 +2138,7 @@ func (x *WantedCommand) String() string {
 func (*WantedCommand) ProtoMessage() {}
 
 func (x *WantedCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[23]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1845,7 +2151,7 @@ func (x *WantedCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedCommand.ProtoReflect.Descriptor instead.
 func (*WantedCommand) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{23}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WantedCommand) GetCommandId() string {
@@ -1915,7 +2221,7 @@ type ResolveSecretsRequest struct {
 
 func (x *ResolveSecretsRequest) Reset() {
 	*x = ResolveSecretsRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2233,7 @@ func (x *ResolveSecretsRequest) String() string {
 func (*ResolveSecretsRequest) ProtoMessage() {}
 
 func (x *ResolveSecretsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2246,7 @@ func (x *ResolveSecretsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveSecretsRequest.ProtoReflect.Descriptor instead.
 func (*ResolveSecretsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{24}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ResolveSecretsRequest) GetWorkerId() string {
@@ -1974,7 +2280,7 @@ type ResolveSecretsResponse struct {
 
 func (x *ResolveSecretsResponse) Reset() {
 	*x = ResolveSecretsResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1986,7 +2292,7 @@ func (x *ResolveSecretsResponse) String() string {
 func (*ResolveSecretsResponse) ProtoMessage() {}
 
 func (x *ResolveSecretsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1999,7 +2305,7 @@ func (x *ResolveSecretsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveSecretsResponse.ProtoReflect.Descriptor instead.
 func (*ResolveSecretsResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{25}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ResolveSecretsResponse) GetVariables() []*SecretVariable {
@@ -2027,7 +2333,7 @@ type SecretVariable struct {
 
 func (x *SecretVariable) Reset() {
 	*x = SecretVariable{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2039,7 +2345,7 @@ func (x *SecretVariable) String() string {
 func (*SecretVariable) ProtoMessage() {}
 
 func (x *SecretVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2052,7 +2358,7 @@ func (x *SecretVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecretVariable.ProtoReflect.Descriptor instead.
 func (*SecretVariable) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{26}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SecretVariable) GetName() string {
@@ -2080,7 +2386,7 @@ type SecretFile struct {
 
 func (x *SecretFile) Reset() {
 	*x = SecretFile{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2092,7 +2398,7 @@ func (x *SecretFile) String() string {
 func (*SecretFile) ProtoMessage() {}
 
 func (x *SecretFile) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2105,7 +2411,7 @@ func (x *SecretFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecretFile.ProtoReflect.Descriptor instead.
 func (*SecretFile) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{27}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SecretFile) GetPath() string {
@@ -2134,7 +2440,7 @@ type StoreOutputRequest struct {
 
 func (x *StoreOutputRequest) Reset() {
 	*x = StoreOutputRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[28]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2146,7 +2452,7 @@ func (x *StoreOutputRequest) String() string {
 func (*StoreOutputRequest) ProtoMessage() {}
 
 func (x *StoreOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[28]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2159,7 +2465,7 @@ func (x *StoreOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreOutputRequest.ProtoReflect.Descriptor instead.
 func (*StoreOutputRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{28}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StoreOutputRequest) GetWorkerId() string {
@@ -2206,7 +2512,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[29]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2218,7 +2524,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[29]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2231,7 +2537,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{29}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Output) GetCommandId() string {
@@ -2278,7 +2584,7 @@ type StoreOutputResponse struct {
 
 func (x *StoreOutputResponse) Reset() {
 	*x = StoreOutputResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[30]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2290,7 +2596,7 @@ func (x *StoreOutputResponse) String() string {
 func (*StoreOutputResponse) ProtoMessage() {}
 
 func (x *StoreOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[30]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2303,7 +2609,7 @@ func (x *StoreOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreOutputResponse.ProtoReflect.Descriptor instead.
 func (*StoreOutputResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{30}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *StoreOutputResponse) GetStored() []*StoredOutput {
@@ -2325,7 +2631,7 @@ type StoredOutput struct {
 
 func (x *StoredOutput) Reset() {
 	*x = StoredOutput{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[31]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2643,7 @@ func (x *StoredOutput) String() string {
 func (*StoredOutput) ProtoMessage() {}
 
 func (x *StoredOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[31]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2656,7 @@ func (x *StoredOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredOutput.ProtoReflect.Descriptor instead.
 func (*StoredOutput) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{31}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StoredOutput) GetCommandId() string {
@@ -2386,7 +2692,7 @@ type ReportNetworkRequest struct {
 
 func (x *ReportNetworkRequest) Reset() {
 	*x = ReportNetworkRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[32]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2398,7 +2704,7 @@ func (x *ReportNetworkRequest) String() string {
 func (*ReportNetworkRequest) ProtoMessage() {}
 
 func (x *ReportNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[32]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2411,7 +2717,7 @@ func (x *ReportNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNetworkRequest.ProtoReflect.Descriptor instead.
 func (*ReportNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{32}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReportNetworkRequest) GetWorkerId() string {
@@ -2462,7 +2768,7 @@ type NetworkAttempt struct {
 
 func (x *NetworkAttempt) Reset() {
 	*x = NetworkAttempt{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[33]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2474,7 +2780,7 @@ func (x *NetworkAttempt) String() string {
 func (*NetworkAttempt) ProtoMessage() {}
 
 func (x *NetworkAttempt) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[33]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2487,7 +2793,7 @@ func (x *NetworkAttempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkAttempt.ProtoReflect.Descriptor instead.
 func (*NetworkAttempt) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{33}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NetworkAttempt) GetKind() string {
@@ -2554,7 +2860,7 @@ type ReportNetworkResponse struct {
 
 func (x *ReportNetworkResponse) Reset() {
 	*x = ReportNetworkResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[34]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2566,7 +2872,7 @@ func (x *ReportNetworkResponse) String() string {
 func (*ReportNetworkResponse) ProtoMessage() {}
 
 func (x *ReportNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[34]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2579,7 +2885,7 @@ func (x *ReportNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNetworkResponse.ProtoReflect.Descriptor instead.
 func (*ReportNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{34}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{38}
 }
 
 var File_internal_worker_proto_worker_proto protoreflect.FileDescriptor
@@ -2616,7 +2922,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"timeout_ms\x18\x02 \x01(\x03R\ttimeoutMs\"D\n" +
 	"\rWatchResponse\x12!\n" +
 	"\fcomputer_ids\x18\x01 \x03(\tR\vcomputerIds\x12\x10\n" +
-	"\x03all\x18\x02 \x01(\bR\x03all\"\xad\x03\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\"\xcc\x03\n" +
 	"\x0fExchangeRequest\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
 	"\vcomputer_id\x18\x02 \x01(\tR\n" +
@@ -2631,7 +2937,9 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"operations\x12\x17\n" +
 	"\asave_id\x18\t \x01(\tR\x06saveId\x12<\n" +
 	"\bcommands\x18\n" +
-	" \x03(\v2 .helmr.worker.v1.ObservedCommandR\bcommands\"\x93\x01\n" +
+	" \x03(\v2 .helmr.worker.v1.ObservedCommandR\bcommands\x12\x1d\n" +
+	"\n" +
+	"capture_id\x18\f \x01(\tR\tcaptureId\"\x93\x01\n" +
 	"\x0fObservedProcess\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
@@ -2648,7 +2956,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"operations\"A\n" +
 	"\tOperation\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x03R\bsequence\x12\x18\n" +
-	"\apayload\x18\x02 \x01(\fR\apayload\"\xbe\x03\n" +
+	"\apayload\x18\x02 \x01(\fR\apayload\"\xfd\x03\n" +
 	"\x10ExchangeResponse\x12\x16\n" +
 	"\x06fenced\x18\x01 \x01(\bR\x06fenced\x12\x12\n" +
 	"\x04stop\x18\x02 \x01(\bR\x04stop\x121\n" +
@@ -2660,7 +2968,11 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"deliveries\x124\n" +
 	"\bcontrols\x18\a \x03(\v2\x18.helmr.worker.v1.ControlR\bcontrols\x12.\n" +
 	"\x04save\x18\b \x01(\v2\x1a.helmr.worker.v1.SaveOrderR\x04save\x12:\n" +
-	"\bcommands\x18\t \x03(\v2\x1e.helmr.worker.v1.WantedCommandR\bcommands\"\xee\x01\n" +
+	"\bcommands\x18\t \x03(\v2\x1e.helmr.worker.v1.WantedCommandR\bcommands\x12=\n" +
+	"\thibernate\x18\f \x01(\v2\x1f.helmr.worker.v1.HibernateOrderR\thibernate\"/\n" +
+	"\x0eHibernateOrder\x12\x1d\n" +
+	"\n" +
+	"capture_id\x18\x01 \x01(\tR\tcaptureId\"\x9f\x02\n" +
 	"\fComputerSpec\x12%\n" +
 	"\x0eenvironment_id\x18\x01 \x01(\tR\renvironmentId\x12!\n" +
 	"\fimage_digest\x18\x02 \x01(\tR\vimageDigest\x12\x1b\n" +
@@ -2669,7 +2981,12 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"memory_mib\x18\x04 \x01(\x03R\tmemoryMib\x12\x19\n" +
 	"\bdisk_mib\x18\x05 \x01(\x03R\adiskMib\x12#\n" +
 	"\rsave_manifest\x18\x06 \x01(\tR\fsaveManifest\x12\x18\n" +
-	"\anetwork\x18\a \x01(\tR\anetwork\"l\n" +
+	"\anetwork\x18\a \x01(\tR\anetwork\x12/\n" +
+	"\x06resume\x18\f \x01(\v2\x17.helmr.worker.v1.ResumeR\x06resume\"v\n" +
+	"\x06Resume\x12'\n" +
+	"\x0fmemory_manifest\x18\x01 \x01(\tR\x0ememoryManifest\x12\x1a\n" +
+	"\bplatform\x18\x02 \x01(\tR\bplatform\x12'\n" +
+	"\x0fprogram_digests\x18\x03 \x03(\tR\x0eprogramDigests\"l\n" +
 	"\vProcessAcks\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
@@ -2718,7 +3035,24 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\x06 \x01(\x03R\tsizeBytes\x12!\n" +
 	"\fstored_bytes\x18\a \x01(\x03R\vstoredBytes\"\x15\n" +
-	"\x13PublishSaveResponse\"\x96\x01\n" +
+	"\x13PublishSaveResponse\"\xa4\x03\n" +
+	"\x15PublishCaptureRequest\x12\x1b\n" +
+	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
+	"\vcomputer_id\x18\x02 \x01(\tR\n" +
+	"computerId\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x03R\x05epoch\x12\x1d\n" +
+	"\n" +
+	"capture_id\x18\x04 \x01(\tR\tcaptureId\x12#\n" +
+	"\rdisk_manifest\x18\x05 \x01(\tR\fdiskManifest\x12&\n" +
+	"\x0fdisk_size_bytes\x18\x06 \x01(\x03R\rdiskSizeBytes\x12*\n" +
+	"\x11disk_stored_bytes\x18\a \x01(\x03R\x0fdiskStoredBytes\x12'\n" +
+	"\x0fmemory_manifest\x18\b \x01(\tR\x0ememoryManifest\x12*\n" +
+	"\x11memory_size_bytes\x18\t \x01(\x03R\x0fmemorySizeBytes\x12.\n" +
+	"\x13memory_stored_bytes\x18\n" +
+	" \x01(\x03R\x11memoryStoredBytes\x12\x1a\n" +
+	"\bplatform\x18\v \x01(\tR\bplatform\"2\n" +
+	"\x16PublishCaptureResponse\x12\x18\n" +
+	"\adropped\x18\x01 \x01(\bR\adropped\"\x96\x01\n" +
 	"\x0fObservedCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x18\n" +
@@ -2809,13 +3143,14 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x12PHASE_START_FAILED\x10\x03\x12\x0e\n" +
 	"\n" +
 	"PHASE_LOST\x10\x04\x12\x11\n" +
-	"\rPHASE_STOPPED\x10\x052\xc4\x05\n" +
+	"\rPHASE_STOPPED\x10\x052\xa7\x06\n" +
 	"\rWorkerService\x12O\n" +
 	"\bRegister\x12 .helmr.worker.v1.RegisterRequest\x1a!.helmr.worker.v1.RegisterResponse\x12R\n" +
 	"\tHeartbeat\x12!.helmr.worker.v1.HeartbeatRequest\x1a\".helmr.worker.v1.HeartbeatResponse\x12F\n" +
 	"\x05Watch\x12\x1d.helmr.worker.v1.WatchRequest\x1a\x1e.helmr.worker.v1.WatchResponse\x12O\n" +
 	"\bExchange\x12 .helmr.worker.v1.ExchangeRequest\x1a!.helmr.worker.v1.ExchangeResponse\x12X\n" +
 	"\vPublishSave\x12#.helmr.worker.v1.PublishSaveRequest\x1a$.helmr.worker.v1.PublishSaveResponse\x12a\n" +
+	"\x0ePublishCapture\x12&.helmr.worker.v1.PublishCaptureRequest\x1a'.helmr.worker.v1.PublishCaptureResponse\x12a\n" +
 	"\x0eResolveSecrets\x12&.helmr.worker.v1.ResolveSecretsRequest\x1a'.helmr.worker.v1.ResolveSecretsResponse\x12X\n" +
 	"\vStoreOutput\x12#.helmr.worker.v1.StoreOutputRequest\x1a$.helmr.worker.v1.StoreOutputResponse\x12^\n" +
 	"\rReportNetwork\x12%.helmr.worker.v1.ReportNetworkRequest\x1a&.helmr.worker.v1.ReportNetworkResponseB0Z.helmr.dev/helmr/internal/worker/proto;workerpbb\x06proto3"
@@ -2833,7 +3168,7 @@ func file_internal_worker_proto_worker_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_worker_proto_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_internal_worker_proto_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_internal_worker_proto_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_internal_worker_proto_worker_proto_goTypes = []any{
 	(Phase)(0),                     // 0: helmr.worker.v1.Phase
 	(WantedProcess_Action)(0),      // 1: helmr.worker.v1.WantedProcess.Action
@@ -2851,75 +3186,83 @@ var file_internal_worker_proto_worker_proto_goTypes = []any{
 	(*ProcessOperations)(nil),      // 13: helmr.worker.v1.ProcessOperations
 	(*Operation)(nil),              // 14: helmr.worker.v1.Operation
 	(*ExchangeResponse)(nil),       // 15: helmr.worker.v1.ExchangeResponse
-	(*ComputerSpec)(nil),           // 16: helmr.worker.v1.ComputerSpec
-	(*ProcessAcks)(nil),            // 17: helmr.worker.v1.ProcessAcks
-	(*Ack)(nil),                    // 18: helmr.worker.v1.Ack
-	(*WantedProcess)(nil),          // 19: helmr.worker.v1.WantedProcess
-	(*Delivery)(nil),               // 20: helmr.worker.v1.Delivery
-	(*Control)(nil),                // 21: helmr.worker.v1.Control
-	(*SaveOrder)(nil),              // 22: helmr.worker.v1.SaveOrder
-	(*PublishSaveRequest)(nil),     // 23: helmr.worker.v1.PublishSaveRequest
-	(*PublishSaveResponse)(nil),    // 24: helmr.worker.v1.PublishSaveResponse
-	(*ObservedCommand)(nil),        // 25: helmr.worker.v1.ObservedCommand
-	(*CommandExit)(nil),            // 26: helmr.worker.v1.CommandExit
-	(*WantedCommand)(nil),          // 27: helmr.worker.v1.WantedCommand
-	(*ResolveSecretsRequest)(nil),  // 28: helmr.worker.v1.ResolveSecretsRequest
-	(*ResolveSecretsResponse)(nil), // 29: helmr.worker.v1.ResolveSecretsResponse
-	(*SecretVariable)(nil),         // 30: helmr.worker.v1.SecretVariable
-	(*SecretFile)(nil),             // 31: helmr.worker.v1.SecretFile
-	(*StoreOutputRequest)(nil),     // 32: helmr.worker.v1.StoreOutputRequest
-	(*Output)(nil),                 // 33: helmr.worker.v1.Output
-	(*StoreOutputResponse)(nil),    // 34: helmr.worker.v1.StoreOutputResponse
-	(*StoredOutput)(nil),           // 35: helmr.worker.v1.StoredOutput
-	(*ReportNetworkRequest)(nil),   // 36: helmr.worker.v1.ReportNetworkRequest
-	(*NetworkAttempt)(nil),         // 37: helmr.worker.v1.NetworkAttempt
-	(*ReportNetworkResponse)(nil),  // 38: helmr.worker.v1.ReportNetworkResponse
+	(*HibernateOrder)(nil),         // 16: helmr.worker.v1.HibernateOrder
+	(*ComputerSpec)(nil),           // 17: helmr.worker.v1.ComputerSpec
+	(*Resume)(nil),                 // 18: helmr.worker.v1.Resume
+	(*ProcessAcks)(nil),            // 19: helmr.worker.v1.ProcessAcks
+	(*Ack)(nil),                    // 20: helmr.worker.v1.Ack
+	(*WantedProcess)(nil),          // 21: helmr.worker.v1.WantedProcess
+	(*Delivery)(nil),               // 22: helmr.worker.v1.Delivery
+	(*Control)(nil),                // 23: helmr.worker.v1.Control
+	(*SaveOrder)(nil),              // 24: helmr.worker.v1.SaveOrder
+	(*PublishSaveRequest)(nil),     // 25: helmr.worker.v1.PublishSaveRequest
+	(*PublishSaveResponse)(nil),    // 26: helmr.worker.v1.PublishSaveResponse
+	(*PublishCaptureRequest)(nil),  // 27: helmr.worker.v1.PublishCaptureRequest
+	(*PublishCaptureResponse)(nil), // 28: helmr.worker.v1.PublishCaptureResponse
+	(*ObservedCommand)(nil),        // 29: helmr.worker.v1.ObservedCommand
+	(*CommandExit)(nil),            // 30: helmr.worker.v1.CommandExit
+	(*WantedCommand)(nil),          // 31: helmr.worker.v1.WantedCommand
+	(*ResolveSecretsRequest)(nil),  // 32: helmr.worker.v1.ResolveSecretsRequest
+	(*ResolveSecretsResponse)(nil), // 33: helmr.worker.v1.ResolveSecretsResponse
+	(*SecretVariable)(nil),         // 34: helmr.worker.v1.SecretVariable
+	(*SecretFile)(nil),             // 35: helmr.worker.v1.SecretFile
+	(*StoreOutputRequest)(nil),     // 36: helmr.worker.v1.StoreOutputRequest
+	(*Output)(nil),                 // 37: helmr.worker.v1.Output
+	(*StoreOutputResponse)(nil),    // 38: helmr.worker.v1.StoreOutputResponse
+	(*StoredOutput)(nil),           // 39: helmr.worker.v1.StoredOutput
+	(*ReportNetworkRequest)(nil),   // 40: helmr.worker.v1.ReportNetworkRequest
+	(*NetworkAttempt)(nil),         // 41: helmr.worker.v1.NetworkAttempt
+	(*ReportNetworkResponse)(nil),  // 42: helmr.worker.v1.ReportNetworkResponse
 }
 var file_internal_worker_proto_worker_proto_depIdxs = []int32{
 	8,  // 0: helmr.worker.v1.HeartbeatResponse.leases:type_name -> helmr.worker.v1.Lease
 	0,  // 1: helmr.worker.v1.ExchangeRequest.phase:type_name -> helmr.worker.v1.Phase
 	12, // 2: helmr.worker.v1.ExchangeRequest.processes:type_name -> helmr.worker.v1.ObservedProcess
 	13, // 3: helmr.worker.v1.ExchangeRequest.operations:type_name -> helmr.worker.v1.ProcessOperations
-	25, // 4: helmr.worker.v1.ExchangeRequest.commands:type_name -> helmr.worker.v1.ObservedCommand
+	29, // 4: helmr.worker.v1.ExchangeRequest.commands:type_name -> helmr.worker.v1.ObservedCommand
 	14, // 5: helmr.worker.v1.ProcessOperations.operations:type_name -> helmr.worker.v1.Operation
-	16, // 6: helmr.worker.v1.ExchangeResponse.spec:type_name -> helmr.worker.v1.ComputerSpec
-	17, // 7: helmr.worker.v1.ExchangeResponse.acks:type_name -> helmr.worker.v1.ProcessAcks
-	19, // 8: helmr.worker.v1.ExchangeResponse.processes:type_name -> helmr.worker.v1.WantedProcess
-	20, // 9: helmr.worker.v1.ExchangeResponse.deliveries:type_name -> helmr.worker.v1.Delivery
-	21, // 10: helmr.worker.v1.ExchangeResponse.controls:type_name -> helmr.worker.v1.Control
-	22, // 11: helmr.worker.v1.ExchangeResponse.save:type_name -> helmr.worker.v1.SaveOrder
-	27, // 12: helmr.worker.v1.ExchangeResponse.commands:type_name -> helmr.worker.v1.WantedCommand
-	18, // 13: helmr.worker.v1.ProcessAcks.acks:type_name -> helmr.worker.v1.Ack
-	1,  // 14: helmr.worker.v1.WantedProcess.action:type_name -> helmr.worker.v1.WantedProcess.Action
-	26, // 15: helmr.worker.v1.ObservedCommand.exit:type_name -> helmr.worker.v1.CommandExit
-	2,  // 16: helmr.worker.v1.CommandExit.end:type_name -> helmr.worker.v1.CommandExit.End
-	3,  // 17: helmr.worker.v1.WantedCommand.action:type_name -> helmr.worker.v1.WantedCommand.Action
-	30, // 18: helmr.worker.v1.ResolveSecretsResponse.variables:type_name -> helmr.worker.v1.SecretVariable
-	31, // 19: helmr.worker.v1.ResolveSecretsResponse.files:type_name -> helmr.worker.v1.SecretFile
-	33, // 20: helmr.worker.v1.StoreOutputRequest.output:type_name -> helmr.worker.v1.Output
-	35, // 21: helmr.worker.v1.StoreOutputResponse.stored:type_name -> helmr.worker.v1.StoredOutput
-	37, // 22: helmr.worker.v1.ReportNetworkRequest.attempts:type_name -> helmr.worker.v1.NetworkAttempt
-	4,  // 23: helmr.worker.v1.WorkerService.Register:input_type -> helmr.worker.v1.RegisterRequest
-	6,  // 24: helmr.worker.v1.WorkerService.Heartbeat:input_type -> helmr.worker.v1.HeartbeatRequest
-	9,  // 25: helmr.worker.v1.WorkerService.Watch:input_type -> helmr.worker.v1.WatchRequest
-	11, // 26: helmr.worker.v1.WorkerService.Exchange:input_type -> helmr.worker.v1.ExchangeRequest
-	23, // 27: helmr.worker.v1.WorkerService.PublishSave:input_type -> helmr.worker.v1.PublishSaveRequest
-	28, // 28: helmr.worker.v1.WorkerService.ResolveSecrets:input_type -> helmr.worker.v1.ResolveSecretsRequest
-	32, // 29: helmr.worker.v1.WorkerService.StoreOutput:input_type -> helmr.worker.v1.StoreOutputRequest
-	36, // 30: helmr.worker.v1.WorkerService.ReportNetwork:input_type -> helmr.worker.v1.ReportNetworkRequest
-	5,  // 31: helmr.worker.v1.WorkerService.Register:output_type -> helmr.worker.v1.RegisterResponse
-	7,  // 32: helmr.worker.v1.WorkerService.Heartbeat:output_type -> helmr.worker.v1.HeartbeatResponse
-	10, // 33: helmr.worker.v1.WorkerService.Watch:output_type -> helmr.worker.v1.WatchResponse
-	15, // 34: helmr.worker.v1.WorkerService.Exchange:output_type -> helmr.worker.v1.ExchangeResponse
-	24, // 35: helmr.worker.v1.WorkerService.PublishSave:output_type -> helmr.worker.v1.PublishSaveResponse
-	29, // 36: helmr.worker.v1.WorkerService.ResolveSecrets:output_type -> helmr.worker.v1.ResolveSecretsResponse
-	34, // 37: helmr.worker.v1.WorkerService.StoreOutput:output_type -> helmr.worker.v1.StoreOutputResponse
-	38, // 38: helmr.worker.v1.WorkerService.ReportNetwork:output_type -> helmr.worker.v1.ReportNetworkResponse
-	31, // [31:39] is the sub-list for method output_type
-	23, // [23:31] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	17, // 6: helmr.worker.v1.ExchangeResponse.spec:type_name -> helmr.worker.v1.ComputerSpec
+	19, // 7: helmr.worker.v1.ExchangeResponse.acks:type_name -> helmr.worker.v1.ProcessAcks
+	21, // 8: helmr.worker.v1.ExchangeResponse.processes:type_name -> helmr.worker.v1.WantedProcess
+	22, // 9: helmr.worker.v1.ExchangeResponse.deliveries:type_name -> helmr.worker.v1.Delivery
+	23, // 10: helmr.worker.v1.ExchangeResponse.controls:type_name -> helmr.worker.v1.Control
+	24, // 11: helmr.worker.v1.ExchangeResponse.save:type_name -> helmr.worker.v1.SaveOrder
+	31, // 12: helmr.worker.v1.ExchangeResponse.commands:type_name -> helmr.worker.v1.WantedCommand
+	16, // 13: helmr.worker.v1.ExchangeResponse.hibernate:type_name -> helmr.worker.v1.HibernateOrder
+	18, // 14: helmr.worker.v1.ComputerSpec.resume:type_name -> helmr.worker.v1.Resume
+	20, // 15: helmr.worker.v1.ProcessAcks.acks:type_name -> helmr.worker.v1.Ack
+	1,  // 16: helmr.worker.v1.WantedProcess.action:type_name -> helmr.worker.v1.WantedProcess.Action
+	30, // 17: helmr.worker.v1.ObservedCommand.exit:type_name -> helmr.worker.v1.CommandExit
+	2,  // 18: helmr.worker.v1.CommandExit.end:type_name -> helmr.worker.v1.CommandExit.End
+	3,  // 19: helmr.worker.v1.WantedCommand.action:type_name -> helmr.worker.v1.WantedCommand.Action
+	34, // 20: helmr.worker.v1.ResolveSecretsResponse.variables:type_name -> helmr.worker.v1.SecretVariable
+	35, // 21: helmr.worker.v1.ResolveSecretsResponse.files:type_name -> helmr.worker.v1.SecretFile
+	37, // 22: helmr.worker.v1.StoreOutputRequest.output:type_name -> helmr.worker.v1.Output
+	39, // 23: helmr.worker.v1.StoreOutputResponse.stored:type_name -> helmr.worker.v1.StoredOutput
+	41, // 24: helmr.worker.v1.ReportNetworkRequest.attempts:type_name -> helmr.worker.v1.NetworkAttempt
+	4,  // 25: helmr.worker.v1.WorkerService.Register:input_type -> helmr.worker.v1.RegisterRequest
+	6,  // 26: helmr.worker.v1.WorkerService.Heartbeat:input_type -> helmr.worker.v1.HeartbeatRequest
+	9,  // 27: helmr.worker.v1.WorkerService.Watch:input_type -> helmr.worker.v1.WatchRequest
+	11, // 28: helmr.worker.v1.WorkerService.Exchange:input_type -> helmr.worker.v1.ExchangeRequest
+	25, // 29: helmr.worker.v1.WorkerService.PublishSave:input_type -> helmr.worker.v1.PublishSaveRequest
+	27, // 30: helmr.worker.v1.WorkerService.PublishCapture:input_type -> helmr.worker.v1.PublishCaptureRequest
+	32, // 31: helmr.worker.v1.WorkerService.ResolveSecrets:input_type -> helmr.worker.v1.ResolveSecretsRequest
+	36, // 32: helmr.worker.v1.WorkerService.StoreOutput:input_type -> helmr.worker.v1.StoreOutputRequest
+	40, // 33: helmr.worker.v1.WorkerService.ReportNetwork:input_type -> helmr.worker.v1.ReportNetworkRequest
+	5,  // 34: helmr.worker.v1.WorkerService.Register:output_type -> helmr.worker.v1.RegisterResponse
+	7,  // 35: helmr.worker.v1.WorkerService.Heartbeat:output_type -> helmr.worker.v1.HeartbeatResponse
+	10, // 36: helmr.worker.v1.WorkerService.Watch:output_type -> helmr.worker.v1.WatchResponse
+	15, // 37: helmr.worker.v1.WorkerService.Exchange:output_type -> helmr.worker.v1.ExchangeResponse
+	26, // 38: helmr.worker.v1.WorkerService.PublishSave:output_type -> helmr.worker.v1.PublishSaveResponse
+	28, // 39: helmr.worker.v1.WorkerService.PublishCapture:output_type -> helmr.worker.v1.PublishCaptureResponse
+	33, // 40: helmr.worker.v1.WorkerService.ResolveSecrets:output_type -> helmr.worker.v1.ResolveSecretsResponse
+	38, // 41: helmr.worker.v1.WorkerService.StoreOutput:output_type -> helmr.worker.v1.StoreOutputResponse
+	42, // 42: helmr.worker.v1.WorkerService.ReportNetwork:output_type -> helmr.worker.v1.ReportNetworkResponse
+	34, // [34:43] is the sub-list for method output_type
+	25, // [25:34] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_internal_worker_proto_worker_proto_init() }
@@ -2933,7 +3276,7 @@ func file_internal_worker_proto_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_worker_proto_worker_proto_rawDesc), len(file_internal_worker_proto_worker_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   35,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

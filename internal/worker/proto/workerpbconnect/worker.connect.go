@@ -47,6 +47,9 @@ const (
 	// WorkerServicePublishSaveProcedure is the fully-qualified name of the WorkerService's PublishSave
 	// RPC.
 	WorkerServicePublishSaveProcedure = "/helmr.worker.v1.WorkerService/PublishSave"
+	// WorkerServicePublishCaptureProcedure is the fully-qualified name of the WorkerService's
+	// PublishCapture RPC.
+	WorkerServicePublishCaptureProcedure = "/helmr.worker.v1.WorkerService/PublishCapture"
 	// WorkerServiceResolveSecretsProcedure is the fully-qualified name of the WorkerService's
 	// ResolveSecrets RPC.
 	WorkerServiceResolveSecretsProcedure = "/helmr.worker.v1.WorkerService/ResolveSecrets"
@@ -70,6 +73,9 @@ type WorkerServiceClient interface {
 	Exchange(context.Context, *proto.ExchangeRequest) (*proto.ExchangeResponse, error)
 	// PublishSave records that all bytes of a Save are in blob storage.
 	PublishSave(context.Context, *proto.PublishSaveRequest) (*proto.PublishSaveResponse, error)
+	// PublishCapture records that the disk and the memory of a hibernating Computer are in blob storage: unless the capture was
+	// dropped meanwhile, the Computer is hibernated, and its Worker no longer has it.
+	PublishCapture(context.Context, *proto.PublishCaptureRequest) (*proto.PublishCaptureResponse, error)
 	// ResolveSecrets gives the values that a process of a Computer is started with. The Worker asks just before each start and
 	// keeps none of them.
 	ResolveSecrets(context.Context, *proto.ResolveSecretsRequest) (*proto.ResolveSecretsResponse, error)
@@ -120,6 +126,12 @@ func NewWorkerServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(workerServiceMethods.ByName("PublishSave")),
 			connect.WithClientOptions(opts...),
 		),
+		publishCapture: connect.NewClient[proto.PublishCaptureRequest, proto.PublishCaptureResponse](
+			httpClient,
+			baseURL+WorkerServicePublishCaptureProcedure,
+			connect.WithSchema(workerServiceMethods.ByName("PublishCapture")),
+			connect.WithClientOptions(opts...),
+		),
 		resolveSecrets: connect.NewClient[proto.ResolveSecretsRequest, proto.ResolveSecretsResponse](
 			httpClient,
 			baseURL+WorkerServiceResolveSecretsProcedure,
@@ -148,6 +160,7 @@ type workerServiceClient struct {
 	watch          *connect.Client[proto.WatchRequest, proto.WatchResponse]
 	exchange       *connect.Client[proto.ExchangeRequest, proto.ExchangeResponse]
 	publishSave    *connect.Client[proto.PublishSaveRequest, proto.PublishSaveResponse]
+	publishCapture *connect.Client[proto.PublishCaptureRequest, proto.PublishCaptureResponse]
 	resolveSecrets *connect.Client[proto.ResolveSecretsRequest, proto.ResolveSecretsResponse]
 	storeOutput    *connect.Client[proto.StoreOutputRequest, proto.StoreOutputResponse]
 	reportNetwork  *connect.Client[proto.ReportNetworkRequest, proto.ReportNetworkResponse]
@@ -198,6 +211,15 @@ func (c *workerServiceClient) PublishSave(ctx context.Context, req *proto.Publis
 	return nil, err
 }
 
+// PublishCapture calls helmr.worker.v1.WorkerService.PublishCapture.
+func (c *workerServiceClient) PublishCapture(ctx context.Context, req *proto.PublishCaptureRequest) (*proto.PublishCaptureResponse, error) {
+	response, err := c.publishCapture.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // ResolveSecrets calls helmr.worker.v1.WorkerService.ResolveSecrets.
 func (c *workerServiceClient) ResolveSecrets(ctx context.Context, req *proto.ResolveSecretsRequest) (*proto.ResolveSecretsResponse, error) {
 	response, err := c.resolveSecrets.CallUnary(ctx, connect.NewRequest(req))
@@ -237,6 +259,9 @@ type WorkerServiceHandler interface {
 	Exchange(context.Context, *proto.ExchangeRequest) (*proto.ExchangeResponse, error)
 	// PublishSave records that all bytes of a Save are in blob storage.
 	PublishSave(context.Context, *proto.PublishSaveRequest) (*proto.PublishSaveResponse, error)
+	// PublishCapture records that the disk and the memory of a hibernating Computer are in blob storage: unless the capture was
+	// dropped meanwhile, the Computer is hibernated, and its Worker no longer has it.
+	PublishCapture(context.Context, *proto.PublishCaptureRequest) (*proto.PublishCaptureResponse, error)
 	// ResolveSecrets gives the values that a process of a Computer is started with. The Worker asks just before each start and
 	// keeps none of them.
 	ResolveSecrets(context.Context, *proto.ResolveSecretsRequest) (*proto.ResolveSecretsResponse, error)
@@ -283,6 +308,12 @@ func NewWorkerServiceHandler(svc WorkerServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(workerServiceMethods.ByName("PublishSave")),
 		connect.WithHandlerOptions(opts...),
 	)
+	workerServicePublishCaptureHandler := connect.NewUnaryHandlerSimple(
+		WorkerServicePublishCaptureProcedure,
+		svc.PublishCapture,
+		connect.WithSchema(workerServiceMethods.ByName("PublishCapture")),
+		connect.WithHandlerOptions(opts...),
+	)
 	workerServiceResolveSecretsHandler := connect.NewUnaryHandlerSimple(
 		WorkerServiceResolveSecretsProcedure,
 		svc.ResolveSecrets,
@@ -313,6 +344,8 @@ func NewWorkerServiceHandler(svc WorkerServiceHandler, opts ...connect.HandlerOp
 			workerServiceExchangeHandler.ServeHTTP(w, r)
 		case WorkerServicePublishSaveProcedure:
 			workerServicePublishSaveHandler.ServeHTTP(w, r)
+		case WorkerServicePublishCaptureProcedure:
+			workerServicePublishCaptureHandler.ServeHTTP(w, r)
 		case WorkerServiceResolveSecretsProcedure:
 			workerServiceResolveSecretsHandler.ServeHTTP(w, r)
 		case WorkerServiceStoreOutputProcedure:
@@ -346,6 +379,10 @@ func (UnimplementedWorkerServiceHandler) Exchange(context.Context, *proto.Exchan
 
 func (UnimplementedWorkerServiceHandler) PublishSave(context.Context, *proto.PublishSaveRequest) (*proto.PublishSaveResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("helmr.worker.v1.WorkerService.PublishSave is not implemented"))
+}
+
+func (UnimplementedWorkerServiceHandler) PublishCapture(context.Context, *proto.PublishCaptureRequest) (*proto.PublishCaptureResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("helmr.worker.v1.WorkerService.PublishCapture is not implemented"))
 }
 
 func (UnimplementedWorkerServiceHandler) ResolveSecrets(context.Context, *proto.ResolveSecretsRequest) (*proto.ResolveSecretsResponse, error) {

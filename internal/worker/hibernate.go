@@ -1,0 +1,242 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"helmr.dev/helmr/internal/blob"
+	"helmr.dev/helmr/internal/blob/chunk"
+	"helmr.dev/helmr/internal/fault"
+	"helmr.dev/helmr/internal/sandbox"
+	workerpb "helmr.dev/helmr/internal/worker/proto"
+)
+
+// A capture goes: the guest lets go of its connection, the sandbox is frozen, its disk and its memory are stored, the
+// capture is published. From the moment it is frozen nothing runs inside, so that nothing is lost however long storing
+// takes and whenever this program dies. Three things end that: the capture is published, then the lease is gone and
+// the sandbox is removed; the server orders it no longer, then the sandbox is thawed and its guest dials again; or the
+// Computer is fenced. A Worker program that adopts a frozen sandbox asks the server first, as always, which of these holds.
+
+// capture is a capture under way.
+type capture struct {
+	id   string
+	drop context.CancelCauseFunc
+}
+
+var errDropped = errors.New("the capture is dropped")
+
+// restoreTries bounds how often the fetch of a memory is tried before it counts as lost: a quarter of an hour.
+const restoreTries = 20
+
+// follow begins, goes on with or drops a capture, as the server orders.
+func (c *computer) follow(ctx context.Context, o *workerpb.HibernateOrder) {
+	c.mu.Lock()
+	under, asleep := c.capture, c.link == nil && c.phase == workerpb.Phase_PHASE_RUNNING
+	var run context.Context
+	if under == nil && o != nil {
+		under = &capture{id: o.GetCaptureId()}
+		run, under.drop = context.WithCancelCause(ctx)
+		c.capture = under
+	}
+	c.mu.Unlock()
+	switch {
+	case run != nil:
+		c.step(ctx, "capture", func(ctx context.Context) error { return c.hibernate(ctx, run, under) })
+	case under != nil && under.id != o.GetCaptureId():
+		under.drop(errDropped)
+	case under == nil && asleep:
+		c.step(ctx, "thaw", c.thaw)
+	}
+}
+
+// hibernate takes one capture to its end. ctx is the step's, run ends also when the capture is dropped.
+func (c *computer) hibernate(ctx, run context.Context, o *capture) error {
+	err := c.takeCapture(run, o.id)
+	if cause := context.Cause(run); errors.Is(cause, errDropped) {
+		err = cause
+	}
+	if err != nil && ctx.Err() == nil {
+		err = errors.Join(err, c.thaw(ctx))
+	}
+	o.drop(nil)
+	c.mu.Lock()
+	failed := 0
+	if err != nil && !errors.Is(err, errDropped) {
+		failed = c.captureFailures + 1
+	}
+	c.captureFailures = failed
+	c.mu.Unlock()
+	if failed > 0 && ctx.Err() == nil {
+		c.w.cfg.Log.Warn("capture failed; trying again", "computer", c.id, "error", err)
+		sleep(ctx, min(time.Second<<min(failed-1, 6), time.Minute))
+	}
+	c.mu.Lock()
+	c.capture = nil
+	c.mu.Unlock()
+	if errors.Is(err, errDropped) || failed > 0 {
+		return nil // said above
+	}
+	return err
+}
+
+// takeCapture freezes, stores and publishes. Without an error the capture is published.
+func (c *computer) takeCapture(ctx context.Context, captureID string) error {
+	if link := c.takeLink(); link != nil {
+		limited, cancel := context.WithTimeout(ctx, callTimeout)
+		err := link.Release(limited)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			c.w.cfg.Log.Warn("the guest does not let go", "computer", c.id, "error", err) // it finds out when it is resumed
+		}
+	}
+	base := filepath.Join(c.w.cfg.Dir, "tmp", captureID)
+	disk, memory := base+"-disk", base+"-memory"
+	defer func() { _, _ = os.RemoveAll(disk), os.RemoveAll(memory) }()
+	if err := errors.Join(os.RemoveAll(disk), os.RemoveAll(memory)); err != nil {
+		return err
+	}
+	platform, err := os.ReadFile(c.platformFile())
+	if err != nil {
+		return fmt.Errorf("read platform: %w", err)
+	}
+	if err := c.w.cfg.Runtime.Freeze(ctx, c.id, disk, memory); err != nil {
+		return err
+	}
+	req := &workerpb.PublishCaptureRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch, CaptureId: captureID, Platform: string(platform)}
+	err = c.insist(ctx, "store capture", func() error { return c.storeCapture(ctx, req, disk, memory) })
+	if err != nil {
+		return err
+	}
+	return c.insist(ctx, "publish capture", func() error {
+		resp, err := c.w.cfg.Server.PublishCapture(ctx, req)
+		switch {
+		case fault.Is(err, fault.LeaseLost):
+			return nil // it was published before, or is fenced: the next Exchange says so
+		case err == nil && resp.GetDropped():
+			return errDropped
+		}
+		return err
+	})
+}
+
+func (c *computer) storeCapture(ctx context.Context, req *workerpb.PublishCaptureRequest, disk, memory string) error {
+	manifest, stats, err := chunk.Store(ctx, c.w.cfg.Blob, disk)
+	if err != nil {
+		return err
+	}
+	req.DiskManifest, req.DiskSizeBytes, req.DiskStoredBytes = manifest, stats.Bytes, stats.StoredBytes
+	manifest, stats, err = chunk.Store(ctx, c.w.cfg.Blob, memory)
+	if err != nil {
+		return err
+	}
+	req.MemoryManifest, req.MemorySizeBytes, req.MemoryStoredBytes = manifest, stats.Bytes, stats.StoredBytes
+	return nil
+}
+
+// insist tries until it works, the capture is dropped, or ctx ends.
+func (c *computer) insist(ctx context.Context, what string, try func() error) error {
+	for pause := time.Second; ; pause = min(pause*2, time.Minute) {
+		err := try()
+		if err == nil || errors.Is(err, errDropped) || ctx.Err() != nil {
+			return err
+		}
+		c.w.cfg.Log.Warn(what+" failed; trying again", "computer", c.id, "error", err, "in", pause.String())
+		if !sleep(ctx, pause) {
+			return ctx.Err()
+		}
+	}
+}
+
+// thaw lets a frozen sandbox go on and waits for its guest again. It is repeatable.
+func (c *computer) thaw(ctx context.Context) error {
+	if err := c.w.cfg.Runtime.Thaw(ctx, c.id); err != nil {
+		if errors.Is(err, sandbox.ErrNotRunning) || errors.Is(err, sandbox.ErrNotFound) {
+			return nil // whoever watches it says so
+		}
+		return err
+	}
+	c.mu.Lock()
+	config, env := c.config, c.env
+	c.mu.Unlock()
+	_, err := c.listen(config, env)
+	return err
+}
+
+// platformFile says what the sandbox of the Computer was started with: its memory can be restored with the same only.
+func (c *computer) platformFile() string { return filepath.Join(c.w.computerDir(c.id), "platform") }
+
+// platform names what a sandbox that starts now is started with.
+func (w *Worker) platform() (string, error) {
+	runtime, err := w.cfg.Runtime.Platform()
+	if err != nil {
+		return "", err
+	}
+	return runtime + " " + filepath.Base(w.assets.runtime), nil
+}
+
+// errMemory says that the memory of a hibernated Computer cannot be restored, whatever is tried.
+var errMemory = errors.New("the memory cannot be restored")
+
+// restored is what a sandbox is resumed from.
+type restored struct {
+	memory, platform string
+	// runtime is the folder of the guest and the host program that the frozen processes have open.
+	runtime string
+}
+
+// fetchMemory puts everything in place that a resume needs.
+func (c *computer) fetchMemory(ctx context.Context, environmentID string, r *workerpb.Resume) (restored, error) {
+	out := restored{memory: filepath.Join(c.w.cfg.Dir, "tmp", c.id+"-memory"), platform: r.GetPlatform()}
+	runtime, folder, _ := strings.Cut(r.GetPlatform(), " ")
+	have, err := c.w.cfg.Runtime.Platform()
+	if err != nil {
+		return out, err
+	}
+	if runtime != have {
+		return out, fmt.Errorf("%w: it was captured with the sandbox runtime %s, and this Worker has %s", errMemory, runtime, have)
+	}
+	out.runtime = filepath.Join(filepath.Dir(c.w.assets.runtime), filepath.Base(folder))
+	if _, err := os.Stat(out.runtime); err != nil {
+		return out, fmt.Errorf("%w: it was captured with version %s of the guest, which this Worker does not have", errMemory, folder)
+	}
+	for _, digest := range r.GetProgramDigests() {
+		if err := c.w.assets.program(ctx, environmentID, digest); err != nil {
+			return out, err
+		}
+	}
+	if err := os.RemoveAll(out.memory); err != nil {
+		return out, err
+	}
+	err = chunk.Restore(ctx, c.w.cfg.Blob, r.GetMemoryManifest(), out.memory)
+	if errors.Is(err, blob.ErrNotFound) || errors.Is(err, blob.ErrMismatch) {
+		err = fmt.Errorf("%w: %w", errMemory, err)
+	}
+	return out, err
+}
+
+// startOnce starts the sandbox as spec says. What a resume needs is fetched again and again: a memory is given up only if
+// it cannot be restored, not because the blob storage is away for a while.
+func (c *computer) startOnce(ctx context.Context, spec *workerpb.ComputerSpec) error {
+	if spec.GetResume() == nil {
+		return c.startSandbox(ctx, spec, restored{})
+	}
+	for try, pause := 1, time.Second; ; try, pause = try+1, min(pause*2, time.Minute) {
+		from, err := c.fetchMemory(ctx, spec.GetEnvironmentId(), spec.GetResume())
+		if err == nil {
+			defer func() { _ = os.RemoveAll(from.memory) }()
+			return c.startSandbox(ctx, spec, from)
+		}
+		if errors.Is(err, errMemory) || ctx.Err() != nil || try == restoreTries {
+			return err
+		}
+		c.w.cfg.Log.Warn("cannot fetch a memory; trying again", "computer", c.id, "error", err, "in", pause.String())
+		if !sleep(ctx, pause) {
+			return ctx.Err()
+		}
+	}
+}
