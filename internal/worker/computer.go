@@ -47,7 +47,7 @@ type computer struct {
 	capture         *capture
 	captureFailures int
 	busy            map[string]bool // slow steps under way, by name
-	steps    sync.WaitGroup
+	steps           sync.WaitGroup
 }
 
 var errFenced = errors.New("the lease is gone")

@@ -46,8 +46,8 @@ func (h *helmr) residency(computerID, want string) {
 	}
 }
 
-// goesOn checks that a process is the one of before, with all that it had.
-func goesOn(t *testing.T, before, after slept) {
+// unchanged checks that a process is the one of before, with all that it had.
+func unchanged(t *testing.T, before, after slept) {
 	t.Helper()
 	want := before
 	want.Turns, want.Line, want.Child = before.Turns+1, after.Line, after.Child
@@ -90,7 +90,7 @@ func TestSpec_07_15_SameProcessesGoOn(t *testing.T) {
 	slept := time.Now()
 	time.Sleep(2 * time.Second) // the alarm goes off meanwhile
 	second := h.slept(r.SessionID, h.enqueue(r.SessionID, "look"))
-	goesOn(t, first, second)
+	unchanged(t, first, second)
 	if second.Fired != 1 {
 		t.Errorf("a timer that was due fired %d times", second.Fired)
 	}
@@ -98,5 +98,5 @@ func TestSpec_07_15_SameProcessesGoOn(t *testing.T) {
 		t.Errorf("the clock inside is %d ms off", off)
 	}
 	h.residency(s.ComputerID, "hibernated")
-	goesOn(t, second, h.slept(r.SessionID, h.enqueue(r.SessionID, "look")))
+	unchanged(t, second, h.slept(r.SessionID, h.enqueue(r.SessionID, "look")))
 }
