@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"helmr.dev/helmr/internal/access"
+	"helmr.dev/helmr/internal/blob/chunk"
 	"helmr.dev/helmr/internal/build"
 	"helmr.dev/helmr/internal/egress"
 	"helmr.dev/helmr/internal/image"
@@ -162,7 +163,7 @@ func (d *dev) check(ctx context.Context) ([]sandbox.Problem, error) {
 
 // serve opens the installation, tells where it is, and runs server and Worker until ctx ends.
 func (d *dev) serve(ctx context.Context, ln net.Listener) (err error) {
-	rootKey, err := keyFile(filepath.Join(d.dataDir, "encryption.key"))
+	rootKey, err := keyFile(filepath.Join(d.dataDir, "encryption.key"), keyOfSecrets)
 	if err != nil {
 		return err
 	}
@@ -221,6 +222,14 @@ func (d *dev) worker(inst *installation, network *egress.Gateway) (*worker.Worke
 	if err != nil {
 		return nil, err
 	}
+	checkpointKey, err := keyFile(filepath.Join(d.dataDir, "checkpoint.key"), keyOfSaves)
+	if err != nil {
+		return nil, err
+	}
+	vault, err := chunk.NewVault(inst.blobs, checkpointKey)
+	if err != nil {
+		return nil, err
+	}
 	dir := filepath.Join(d.dataDir, "worker")
 	sandboxes, err := gvisor.New(gvisor.Config{RunscPath: d.runscPath, Root: filepath.Join(dir, "sandboxes")})
 	if err != nil {
@@ -237,7 +246,7 @@ func (d *dev) worker(inst *installation, network *egress.Gateway) (*worker.Worke
 	// Unpacked images can be made again, so they are shared by all data folders of this machine.
 	return worker.New(worker.Config{Name: "dev", Dir: dir, ImageDir: filepath.Join(cache, "rootfs"),
 		CPUMillis: offer.cpuMillis * devOvercommit, MemoryMiB: offer.memoryMiB, DiskMiB: offer.diskMiB * devOvercommit,
-		GuestBinary: guest, HostProgram: host, Server: inst.rpc, Runtime: sandboxes, Network: network, Blob: inst.blobs, Log: d.log})
+		GuestBinary: guest, HostProgram: host, Server: inst.rpc, Runtime: sandboxes, Network: network, Blob: inst.blobs, Vault: vault, Log: d.log})
 }
 
 // key gives the API key of this data folder. It is written down before it is made known to the database, so that a crash

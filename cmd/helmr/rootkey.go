@@ -49,13 +49,19 @@ func (k rootKeys) open(ctx context.Context, d *db.DB) (*secret.Keyring, error) {
 	return ring, err
 }
 
+// What the keys in the data folder of helmr dev protect, for messages.
+const (
+	keyOfSecrets = "Secrets"
+	keyOfSaves   = "Saves"
+)
+
 // keyFile gives the root key that a file holds, and makes the file with a new key if it is not there. Only its owner may
-// read it.
-func keyFile(path string) ([]byte, error) {
+// read it. of says what the key protects.
+func keyFile(path, of string) ([]byte, error) {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		key := make([]byte, secret.RootKeyBytes)
-		_, _ = rand.Read(key) // never fails
+		key := make([]byte, secret.RootKeyBytes) // checkpoint keys have as many
+		_, _ = rand.Read(key)                    // never fails
 		return key, makeKeyFile(path, base64.StdEncoding.EncodeToString(key)+"\n")
 	}
 	if err != nil {
@@ -66,11 +72,11 @@ func keyFile(path string) ([]byte, error) {
 		return nil, fmt.Errorf("read the encryption key: %w", err)
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return nil, hinted{fmt.Errorf("others may read %s, which holds the key of all Secrets", path), "run: chmod 600 " + path}
+		return nil, hinted{fmt.Errorf("others may read %s, which holds the key of all %s", path, of), "run: chmod 600 " + path}
 	}
 	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(raw)))
 	if err != nil || len(key) != secret.RootKeyBytes {
-		return nil, hinted{fmt.Errorf("%s does not hold a key of %d bytes in base64", path, secret.RootKeyBytes), "put back the file that was there: without it the Secrets of this data folder cannot be read"}
+		return nil, hinted{fmt.Errorf("%s does not hold a key of %d bytes in base64", path, secret.RootKeyBytes), "put back the file that was there: without it the " + of + " of this data folder cannot be read"}
 	}
 	return key, nil
 }

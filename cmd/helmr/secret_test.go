@@ -79,7 +79,7 @@ func TestKeyFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "encryption.key")
-	first, err := keyFile(path)
+	first, err := keyFile(path, keyOfSecrets)
 	if err != nil || len(first) != 32 {
 		t.Fatalf("%d bytes, %v", len(first), err)
 	}
@@ -90,13 +90,13 @@ func TestKeyFile(t *testing.T) {
 	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
 		t.Errorf("left over: %v", entries)
 	}
-	if again, err := keyFile(path); err != nil || !bytes.Equal(again, first) {
+	if again, err := keyFile(path, keyOfSecrets); err != nil || !bytes.Equal(again, first) {
 		t.Errorf("another key: %v", err)
 	}
 	if err := os.Chmod(path, 0o640); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := keyFile(path); err == nil || !strings.Contains(hint(err), "chmod 600") {
+	if _, err := keyFile(path, keyOfSecrets); err == nil || !strings.Contains(hint(err), "chmod 600") {
 		t.Errorf("a key that others may read: %v", err)
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
@@ -105,7 +105,7 @@ func TestKeyFile(t *testing.T) {
 	if err := os.WriteFile(path, []byte("c2hvcnQ=\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := keyFile(path); err == nil || strings.Contains(err.Error(), "c2hvcnQ") {
+	if _, err := keyFile(path, keyOfSecrets); err == nil || strings.Contains(err.Error(), "c2hvcnQ") {
 		t.Errorf("a broken key: %v", err)
 	}
 }

@@ -40,6 +40,7 @@ var settingsTable = []setting{
 	{name: "HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY", server: true, required: true, want: rootKeyWant, check: rootKey},
 	{name: "HELMR_COMPUTER_FENCING_KEY", server: true, required: true, want: rootKeyWant, check: rootKey},
 	{name: "HELMR_CHECKPOINT_ENCRYPTION_KEY", worker: true, required: true, want: rootKeyWant, check: rootKey},
+	{name: "HELMR_CHECKPOINT_ENCRYPTION_KEY_PREVIOUS", worker: true, want: rootKeyWant, check: rootKey},
 
 	{name: "HELMR_ADDR", server: true, fallback: "127.0.0.1:8080", want: "HOST:PORT", check: hostPort},
 	{name: "HELMR_PUBLIC_URL", server: true, want: "the URL that people reach the server under", check: webURL},

@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"helmr.dev/helmr/internal/blob"
+	"helmr.dev/helmr/internal/blob/chunk"
 	"helmr.dev/helmr/internal/build"
 	"helmr.dev/helmr/internal/sandbox/gvisor"
 	"helmr.dev/helmr/internal/worker"
@@ -71,6 +73,9 @@ func (a *app) runWorker(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
+	if cfg.Vault, err = s.vault(blobs); err != nil {
+		return err
+	}
 	cfg.EnrollmentToken, cfg.Server, cfg.Blob = strings.TrimSpace(string(token)), worker.Remote(serverTransport(s["HELMR_SERVER_URL"]), s["HELMR_SERVER_URL"]), blobs
 	if cfg.Network, err = openNetwork(ctx, cfg.Dir, func(name string) string { return s[name] }, []string{s["HELMR_SERVER_URL"], s["HELMR_S3_ENDPOINT"]}, log); err != nil {
 		return err
@@ -81,6 +86,15 @@ func (a *app) runWorker(cmd *cobra.Command) (err error) {
 		return err
 	}
 	return w.Run(ctx)
+}
+
+// vault gives what Computers' disks are stored in.
+func (s settings) vault(blobs *blob.Store) (*chunk.Vault, error) {
+	var previous [][]byte
+	if s["HELMR_CHECKPOINT_ENCRYPTION_KEY_PREVIOUS"] != "" {
+		previous = append(previous, s.key("HELMR_CHECKPOINT_ENCRYPTION_KEY_PREVIOUS"))
+	}
+	return chunk.NewVault(blobs, s.key("HELMR_CHECKPOINT_ENCRYPTION_KEY"), previous...)
 }
 
 // workerConfig is what concerns this machine.

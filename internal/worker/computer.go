@@ -11,7 +11,6 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 
-	"helmr.dev/helmr/internal/blob/chunk"
 	guest "helmr.dev/helmr/internal/guest/client"
 	"helmr.dev/helmr/internal/image"
 	"helmr.dev/helmr/internal/sandbox"
@@ -240,7 +239,11 @@ func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec
 		if err := os.RemoveAll(disk); err != nil {
 			return fmt.Errorf("clear disk: %w", err)
 		}
-		if err := chunk.Restore(ctx, cfg.Blob, m, disk); err != nil {
+		space, err := cfg.Vault.Space(spec.GetEnvironmentId())
+		if err != nil {
+			return err
+		}
+		if err := space.Restore(ctx, m, disk); err != nil {
 			return fmt.Errorf("restore disk: %w", err)
 		}
 	}
@@ -468,6 +471,12 @@ func (c *computer) isOver() bool {
 	return c.phase != workerpb.Phase_PHASE_RUNNING
 }
 
+func (c *computer) environment() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.env
+}
+
 func (c *computer) save(ctx context.Context, saveID string) error {
 	dir := filepath.Join(c.w.cfg.Dir, "tmp", saveID)
 	defer func() { _ = os.RemoveAll(dir) }()
@@ -477,12 +486,16 @@ func (c *computer) save(ctx context.Context, saveID string) error {
 	if err := c.w.cfg.Runtime.SaveDisk(ctx, c.id, dir); err != nil {
 		return fmt.Errorf("capture disk: %w", err)
 	}
-	manifest, stats, err := chunk.Store(ctx, c.w.cfg.Blob, dir)
+	space, err := c.w.cfg.Vault.Space(c.environment())
+	if err != nil {
+		return err
+	}
+	stored, err := space.Store(ctx, dir)
 	if err != nil {
 		return fmt.Errorf("store save: %w", err)
 	}
 	_, err = c.w.cfg.Server.PublishSave(ctx, &workerpb.PublishSaveRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch, SaveId: saveID,
-		ManifestDigest: manifest, SizeBytes: stats.Bytes, StoredBytes: stats.StoredBytes})
+		ManifestDigest: stored.Manifest, SizeBytes: stored.Stats.Bytes, StoredBytes: stored.Stats.StoredBytes})
 	if err != nil {
 		return fmt.Errorf("publish save: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"helmr.dev/helmr/internal/blob"
+	"helmr.dev/helmr/internal/blob/chunk"
 	"helmr.dev/helmr/internal/egress"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/image"
@@ -62,8 +63,10 @@ type Config struct {
 	Runtime sandbox.Runtime
 	// Network gives Computers their networks; nil for none, whatever their policy.
 	Network *egress.Gateway
-	Blob    *blob.Store
-	Log     *slog.Logger
+	// Blob has the objects of bundles, Vault what Computers' disks are stored in.
+	Blob  *blob.Store
+	Vault *chunk.Vault
+	Log   *slog.Logger
 }
 
 // Worker hosts Computers until its Run ends.

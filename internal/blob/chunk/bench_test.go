@@ -48,10 +48,11 @@ func BenchmarkStore(b *testing.B) {
 				b.StopTimer()
 				s, _ := setup(b)
 				b.StartTimer()
-				_, stats, err := storeWith(context.Background(), s, dir, r)
+				stored, err := s.storeWith(context.Background(), dir, r)
 				if err != nil {
 					b.Fatal(err)
 				}
+				stats := stored.Stats
 				b.ReportMetric(float64(stats.NewPieces), "objects")
 				b.ReportMetric(float64(stats.StoredBytes)/(1<<20), "MiB-stored")
 			}
@@ -68,7 +69,7 @@ func BenchmarkStoreChanged(b *testing.B) {
 				data := memory(benchBytes)
 				write(b, filepath.Join(dir, "pages"), data)
 				s, _ := setup(b)
-				if _, _, err := storeWith(context.Background(), s, dir, r); err != nil {
+				if _, err := s.storeWith(context.Background(), dir, r); err != nil {
 					b.Fatal(err)
 				}
 				b.SetBytes(benchBytes)
@@ -81,10 +82,11 @@ func BenchmarkStoreChanged(b *testing.B) {
 					}
 					write(b, filepath.Join(dir, "pages"), data)
 					b.StartTimer()
-					_, stats, err := storeWith(context.Background(), s, dir, r)
+					stored, err := s.storeWith(context.Background(), dir, r)
 					if err != nil {
 						b.Fatal(err)
 					}
+					stats := stored.Stats
 					b.ReportMetric(float64(stats.NewPieces), "objects")
 					b.ReportMetric(float64(stats.StoredBytes)/(1<<20), "MiB-stored")
 				}
@@ -104,7 +106,7 @@ func BenchmarkRestore(b *testing.B) {
 		b.StopTimer()
 		out := filepath.Join(b.TempDir(), "out")
 		b.StartTimer()
-		if err := Restore(context.Background(), s, digest, out); err != nil {
+		if err := s.Restore(context.Background(), digest, out); err != nil {
 			b.Fatal(err)
 		}
 	}

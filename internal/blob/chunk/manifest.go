@@ -1,16 +1,19 @@
 package chunk
 
 import (
+	"bytes"
 	"context"
-	"crypto/sha256"
+	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-
-	"github.com/klauspost/compress/zstd"
+	"slices"
+	"strconv"
+	"strings"
 
 	"helmr.dev/helmr/internal/blob"
 )
@@ -21,6 +24,10 @@ const (
 	maxManifest = 256 << 20
 	// maxPiece bounds a piece of any version of the rules.
 	maxPiece = 16 << 20
+	// maxReferences bounds the list at the beginning of a manifest.
+	maxReferences = 4 << 20
+	// referenceBytes is one reference in that list: digest and number.
+	referenceBytes = 32 + 4
 )
 
 // manifest lists a folder in the order of its paths, parents first.
@@ -38,89 +45,17 @@ type entry struct {
 	Pieces []*piece    `json:"pieces,omitempty"`
 }
 
-// piece is a part of a file. Without a digest it is Size zero bytes.
+// piece is a part of a file. Without a reference it is Size zero bytes.
 type piece struct {
-	Size   int64  `json:"n"`
-	Digest string `json:"d,omitempty"`
+	Size      int64  `json:"n"`
+	Reference string `json:"d,omitempty"`
 }
 
-func chunkKey(digest string) string { return "chunks/" + digest }
-
-// ManifestKey is the key of the manifest with a digest.
-func ManifestKey(digest string) string { return "manifests/" + digest }
-
-// codec is shared by all goroutines of a call. Sealing chunks with a key will be added in seal and open.
-type codec struct {
-	enc *zstd.Encoder
-	dec *zstd.Decoder
-}
-
-func newCodec() (*codec, error) {
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(parallel))
-	if err != nil {
-		return nil, err
-	}
-	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(parallel), zstd.WithDecoderMaxMemory(maxManifest))
-	if err != nil {
-		return nil, err
-	}
-	return &codec{enc, dec}, nil
-}
-
-func (c *codec) close() {
-	_ = c.enc.Close()
-	c.dec.Close()
-}
-
-// seal gives the stored form of a piece or manifest, in buf if it fits.
-func (c *codec) seal(plain, buf []byte) []byte { return c.enc.EncodeAll(plain, buf[:0]) }
-
-// open gives back what seal was given.
-func (c *codec) open(stored, buf []byte) ([]byte, error) { return c.dec.DecodeAll(stored, buf[:0]) }
-
-func digestOf(b []byte) string {
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:])
-}
-
-// fetch reads the object under key and checks that its content has the digest. Bytes beyond limit are refused.
-func (c *codec) fetch(ctx context.Context, s *blob.Store, key, digest string, limit int64, buf []byte) ([]byte, error) {
-	r, err := s.Get(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = r.Close() }()
-	stored, err := io.ReadAll(io.LimitReader(r, limit+limit/8+1024))
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", key, err)
-	}
-	plain, err := c.open(stored, buf)
-	if err != nil {
-		return nil, fmt.Errorf("%s is damaged: %w", key, err)
-	}
-	if have := digestOf(plain); have != digest || int64(len(plain)) > limit {
-		return nil, fmt.Errorf("%s is damaged: its %d bytes have SHA-256 %s", key, len(plain), have)
-	}
-	return plain, nil
-}
-
-// readManifest fetches and checks a manifest.
-func (c *codec) readManifest(ctx context.Context, s *blob.Store, digest string) (*manifest, error) {
-	if !blob.ValidDigest(digest) {
-		return nil, fmt.Errorf("manifest digest %q is not 64 lower-case hex digits", digest)
-	}
-	plain, err := c.fetch(ctx, s, ManifestKey(digest), digest, maxManifest, nil)
-	if err != nil {
-		return nil, err
-	}
-	var m manifest
-	if err := json.Unmarshal(plain, &m); err != nil {
-		return nil, fmt.Errorf("%s is not a manifest: %w", ManifestKey(digest), err)
-	}
-	if err := m.check(); err != nil {
-		return nil, fmt.Errorf("%s is not a manifest: %w", ManifestKey(digest), err)
-	}
-	return &m, nil
+// newManifestName gives a name that no manifest ever had, so that what is known of one never concerns another.
+func newManifestName() string {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
 }
 
 // check refuses a manifest that Store would not write.
@@ -136,7 +71,7 @@ func (m *manifest) check() error {
 		last = e.Path
 		var sum int64
 		for _, p := range e.Pieces {
-			if p == nil || p.Size < 1 || p.Digest != "" && (p.Size > maxPiece || !blob.ValidDigest(p.Digest)) {
+			if p == nil || p.Size < 1 || p.Reference != "" && (p.Size > maxPiece || !ValidReference(p.Reference)) {
 				return fmt.Errorf("%s has a bad piece", e.Path)
 			}
 			sum += p.Size
@@ -146,4 +81,198 @@ func (m *manifest) check() error {
 		}
 	}
 	return nil
+}
+
+// references gives what the manifest refers to, each once, sorted.
+func (m *manifest) references() []string {
+	var all []string
+	for _, e := range m.Entries {
+		for _, p := range e.Pieces {
+			if p.Reference != "" {
+				all = append(all, p.Reference)
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// encodeHead gives the plain beginning of a stored manifest: head, how many references, and these.
+func encodeHead(head []byte, references []string) ([]byte, error) {
+	if len(references) > maxReferences {
+		return nil, fmt.Errorf("it has %d different pieces; at most %d are possible", len(references), maxReferences)
+	}
+	out := slices.Grow(slices.Clone(head), 4+len(references)*referenceBytes)
+	out = binary.BigEndian.AppendUint32(out, uint32(len(references)))
+	for _, r := range references {
+		digest, number, ok := splitReference(r)
+		if !ok {
+			return nil, fmt.Errorf("%q is not a reference", r)
+		}
+		raw, err := hex.DecodeString(digest)
+		if err != nil {
+			return nil, err
+		}
+		out = binary.BigEndian.AppendUint32(append(out, raw...), uint32(number))
+	}
+	return out, nil
+}
+
+func decodeReference(raw []byte) string {
+	r := hex.EncodeToString(raw[:32])
+	if n := binary.BigEndian.Uint32(raw[32:referenceBytes]); n > 0 {
+		r += "-" + strconv.FormatUint(uint64(n), 10)
+	}
+	return r
+}
+
+// References hands each reference of a stored manifest to each, without any key. It is complete or fails: with
+// ErrUnreadable if the manifest is missing or cut short.
+func References(ctx context.Context, s *blob.Store, environmentID, name string, each func(reference string)) error {
+	key := ManifestPrefix(environmentID) + name
+	r, err := s.Get(ctx, key)
+	if errors.Is(err, blob.ErrNotFound) {
+		return fmt.Errorf("%w: %w", ErrUnreadable, err)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	var head [headBytes + 4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return cutShort(key, err)
+	}
+	n := binary.BigEndian.Uint32(head[headBytes:])
+	if head[0] != sealVersion || n > maxReferences {
+		return fmt.Errorf("%w: %s is not a manifest", ErrUnreadable, key)
+	}
+	block := make([]byte, 1024*referenceBytes)
+	for left := int(n) * referenceBytes; left > 0; left -= len(block) {
+		block = block[:min(left, len(block))]
+		if _, err := io.ReadFull(r, block); err != nil {
+			return cutShort(key, err)
+		}
+		for at := 0; at < len(block); at += referenceBytes {
+			each(decodeReference(block[at:]))
+		}
+	}
+	return nil
+}
+
+func cutShort(key string, err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("%w: %s was cut short", ErrUnreadable, key)
+	}
+	return fmt.Errorf("read %s: %w", key, err)
+}
+
+// load reads the whole object under key, at most limit bytes.
+func (sp *Space) load(ctx context.Context, key string, limit int64) ([]byte, error) {
+	r, err := sp.store.Get(ctx, key)
+	if errors.Is(err, blob.ErrNotFound) {
+		return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = r.Close() }()
+	stored, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", key, err)
+	}
+	if int64(len(stored)) > limit {
+		return nil, fmt.Errorf("%w: %s is longer than it can be", ErrUnreadable, key)
+	}
+	return stored, nil
+}
+
+// fetchPiece reads a piece of size bytes and checks that it is the one meant.
+func (sp *Space) fetchPiece(ctx context.Context, c *codec, reference string, size int64, buf []byte) ([]byte, error) {
+	key := sp.chunkKey(reference)
+	stored, err := sp.load(ctx, key, size+size/8+1024)
+	if err != nil {
+		return nil, err
+	}
+	k, err := sp.keysOf(stored)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrUnreadable, key, err)
+	}
+	plain, err := c.open(k, key, stored[:headBytes], stored, buf)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrUnreadable, key, err)
+	}
+	if digest, _, _ := strings.Cut(reference, "-"); int64(len(plain)) != size || k.digest(plain) != digest {
+		return nil, fmt.Errorf("%w: %s does not hold the %d bytes that it should", ErrUnreadable, key, size)
+	}
+	return plain, nil
+}
+
+// putManifest stores a manifest and gives its name.
+func (sp *Space) putManifest(ctx context.Context, c *codec, m *manifest, references []string) (name string, stored int64, err error) {
+	if err := m.check(); err != nil {
+		return "", 0, err
+	}
+	plain, err := json.Marshal(m)
+	if err != nil {
+		return "", 0, err
+	}
+	if len(plain) > maxManifest {
+		return "", 0, fmt.Errorf("the manifest has %d bytes; at most %d are possible", len(plain), maxManifest)
+	}
+	name = newManifestName()
+	sealed, err := sp.sealManifest(c, name, plain, references)
+	if err != nil {
+		return "", 0, err
+	}
+	return name, int64(len(sealed)), sp.store.Put(ctx, ManifestPrefix(sp.environment)+name, bytes.NewReader(sealed))
+}
+
+func (sp *Space) sealManifest(c *codec, name string, plain []byte, references []string) ([]byte, error) {
+	k := &sp.keys[0]
+	head, err := encodeHead(k.head(), references)
+	if err != nil {
+		return nil, err
+	}
+	return c.seal(k, ManifestPrefix(sp.environment)+name, head, plain, nil, nil)
+}
+
+// readManifest fetches and checks a manifest.
+func (sp *Space) readManifest(ctx context.Context, c *codec, name string) (*manifest, error) {
+	if !blob.ValidDigest(name) {
+		return nil, fmt.Errorf("manifest name %q is not 64 lower-case hex digits", name)
+	}
+	key := ManifestPrefix(sp.environment) + name
+	stored, err := sp.load(ctx, key, maxManifest+maxReferences*referenceBytes)
+	if err != nil {
+		return nil, err
+	}
+	m, err := sp.decodeManifest(c, key, stored)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrUnreadable, key, err)
+	}
+	return m, nil
+}
+
+func (sp *Space) decodeManifest(c *codec, key string, stored []byte) (*manifest, error) {
+	k, err := sp.keysOf(stored)
+	if err != nil {
+		return nil, err
+	}
+	n := binary.BigEndian.Uint32(stored[headBytes:])
+	end := headBytes + 4 + int64(n)*referenceBytes
+	if int64(len(stored)) < end {
+		return nil, errors.New("it was cut short")
+	}
+	plain, err := c.open(k, key, stored[:end], stored, nil)
+	if err != nil {
+		return nil, err
+	}
+	var m manifest
+	if err := json.Unmarshal(plain, &m); err != nil {
+		return nil, fmt.Errorf("it is not a manifest: %w", err)
+	}
+	if err := m.check(); err != nil {
+		return nil, fmt.Errorf("it is not a manifest: %w", err)
+	}
+	return &m, nil
 }

@@ -11,20 +11,19 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
-
-	"helmr.dev/helmr/internal/blob"
 )
 
-// Restore makes the folder dir out of a manifest. dir must not exist; it appears only when everything was read and
-// verified, otherwise nothing stays. Its content is not synced: after a crash of the machine restore it again.
-func Restore(ctx context.Context, s *blob.Store, digest, dir string) error {
-	if err := restore(ctx, s, digest, dir); err != nil {
+// Restore makes the folder dir out of the manifest with a name. dir must not exist; it appears only when everything was
+// read and verified, otherwise nothing stays. Its content is not synced: after a crash of the machine restore it again.
+// ErrUnreadable says that the folder is lost unless somebody repairs the blob store; other errors may pass.
+func (sp *Space) Restore(ctx context.Context, name, dir string) error {
+	if err := sp.restore(ctx, name, dir); err != nil {
 		return fmt.Errorf("restore folder %s: %w", dir, err)
 	}
 	return nil
 }
 
-func restore(ctx context.Context, s *blob.Store, digest, dir string) error {
+func (sp *Space) restore(ctx context.Context, name, dir string) error {
 	if _, err := os.Lstat(dir); err == nil {
 		return errors.New("it exists already")
 	}
@@ -33,7 +32,7 @@ func restore(ctx context.Context, s *blob.Store, digest, dir string) error {
 		return err
 	}
 	defer c.close()
-	m, err := c.readManifest(ctx, s, digest)
+	m, err := sp.readManifest(ctx, c, name)
 	if err != nil {
 		return err
 	}
@@ -47,7 +46,7 @@ func restore(ctx context.Context, s *blob.Store, digest, dir string) error {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	re := &restorer{store: s, codec: c, root: root}
+	re := &restorer{space: sp, codec: c, root: root}
 	if err := re.entries(ctx, m.Entries); err != nil {
 		return err
 	}
@@ -59,7 +58,7 @@ func restore(ctx context.Context, s *blob.Store, digest, dir string) error {
 
 // restorer is one run of Restore.
 type restorer struct {
-	store   *blob.Store
+	space   *Space
 	codec   *codec
 	root    *os.Root
 	buffers sync.Pool
@@ -130,7 +129,7 @@ func (re *restorer) file(ctx context.Context, group *errgroup.Group, f *os.File,
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if offset := at; p.Digest != "" {
+		if offset := at; p.Reference != "" {
 			group.Go(func() error {
 				if err := re.piece(ctx, f, p, offset); err != nil {
 					return fmt.Errorf("%s at %d: %w", e.Path, offset, err)
@@ -151,15 +150,12 @@ func (re *restorer) piece(ctx context.Context, f *os.File, p *piece, offset int6
 	if buf == nil {
 		buf = new([]byte)
 	}
-	data, err := re.codec.fetch(ctx, re.store, chunkKey(p.Digest), p.Digest, p.Size, *buf)
+	data, err := re.space.fetchPiece(ctx, re.codec, p.Reference, p.Size, *buf)
 	if err != nil {
 		return err
 	}
 	*buf = data
 	defer re.buffers.Put(buf)
-	if int64(len(data)) != p.Size {
-		return fmt.Errorf("%s has %d bytes instead of %d", chunkKey(p.Digest), len(data), p.Size)
-	}
 	_, err = f.WriteAt(data, offset)
 	return err
 }

@@ -1,10 +1,8 @@
 package chunk
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,43 +33,57 @@ type Stats struct {
 	StoredBytes int64 // what was written for them, the manifest included
 }
 
-// Store keeps the folder dir in s and gives the digest of its manifest. Pieces that s has are not stored again. The
-// files must not change meanwhile; anything but plain files and folders is refused. If Store fails there is no
-// manifest; pieces that are left over harm nothing.
-func Store(ctx context.Context, s *blob.Store, dir string) (digest string, stats Stats, err error) {
-	digest, stats, err = storeWith(ctx, s, dir, standard)
-	if err != nil {
-		return "", Stats{}, fmt.Errorf("save folder %s: %w", dir, err)
-	}
-	return digest, stats, nil
+// Stored is a folder that was stored.
+type Stored struct {
+	// Manifest is the name of its manifest.
+	Manifest string
+	// References are all that the manifest refers to, each once, sorted.
+	References []string
+	Stats      Stats
 }
 
-func storeWith(ctx context.Context, s *blob.Store, dir string, r rules) (string, Stats, error) {
+// Store keeps the folder dir. Pieces that the Environment has are not stored again. The files must not change meanwhile;
+// anything but plain files and folders is refused. If Store fails there is no manifest; pieces that are left over harm
+// nothing. What was stored may be relied on only after its manifest and references were published: until then they may be
+// removed.
+func (sp *Space) Store(ctx context.Context, dir string) (Stored, error) {
+	stored, err := sp.storeWith(ctx, dir, standard)
+	if err != nil {
+		return Stored{}, fmt.Errorf("save folder %s: %w", dir, err)
+	}
+	return stored, nil
+}
+
+func (sp *Space) storeWith(ctx context.Context, dir string, r rules) (Stored, error) {
 	entries, err := scan(dir)
 	if err != nil {
-		return "", Stats{}, err
+		return Stored{}, err
 	}
 	c, err := newCodec()
 	if err != nil {
-		return "", Stats{}, err
+		return Stored{}, err
 	}
 	defer c.close()
-	st := &storer{store: s, codec: c, rules: r, batch: s.Batch(), taken: map[string]bool{}}
+	st := &storer{space: sp, keys: &sp.keys[0], codec: c, rules: r, batch: sp.store.Batch(), taken: map[string]bool{}}
 	defer st.batch.Discard()
 	if err := st.files(ctx, dir, entries); err != nil {
-		return "", Stats{}, err
+		return Stored{}, err
 	}
 	if err := st.batch.Commit(ctx); err != nil {
-		return "", Stats{}, err
+		return Stored{}, err
 	}
-	for digest := range st.taken {
-		s.Remember(chunkKey(digest))
+	for reference := range st.taken {
+		sp.store.Remember(sp.chunkKey(reference))
 	}
-	digest, err := st.manifest(ctx, entries)
-	if err != nil {
-		return "", Stats{}, err
+	m := &manifest{Version: manifestVersion, Entries: entries}
+	out := Stored{References: m.references()}
+	var size int64
+	if out.Manifest, size, err = sp.putManifest(ctx, c, m, out.References); err != nil {
+		return Stored{}, err
 	}
-	return digest, st.result(entries), nil
+	st.storedBytes.Add(size)
+	out.Stats = st.result(entries)
+	return out, nil
 }
 
 // scan lists dir without contents.
@@ -107,13 +119,14 @@ func scan(dir string) ([]*entry, error) {
 
 // storer is one run of Store.
 type storer struct {
-	store *blob.Store
+	space *Space
+	keys  *keys
 	codec *codec
 	rules rules
 	batch *blob.Batch
 
 	mu    sync.Mutex
-	taken map[string]bool // digests that this run has looked at
+	taken map[string]bool // references that this run has looked at
 
 	buffers     sync.Pool
 	zeroBytes   int64
@@ -237,22 +250,25 @@ func dataAt(f *os.File, at, size int64) (start, end int64) {
 
 // piece names a piece by its digest and stores it unless it is there.
 func (st *storer) piece(ctx context.Context, p *piece, data []byte) error {
-	p.Digest = digestOf(data)
+	p.Reference = st.space.reference(st.keys.digest(data))
 	st.mu.Lock()
-	again := st.taken[p.Digest]
-	st.taken[p.Digest] = true
+	again := st.taken[p.Reference]
+	st.taken[p.Reference] = true
 	st.mu.Unlock()
-	key := chunkKey(p.Digest)
-	if again || st.store.Remembers(key) {
+	store, key := st.space.store, st.space.chunkKey(p.Reference)
+	if again || store.Remembers(key) {
 		return nil
 	}
-	size, found, err := st.store.Size(ctx, key)
-	if err != nil || found && size > 0 {
+	size, found, err := store.Size(ctx, key)
+	if err != nil || found && size >= sealBytes {
 		return err
 	}
-	scratch := st.buffer()
-	defer func() { st.buffers.Put(&scratch) }()
-	sealed := st.codec.seal(data, scratch)
+	scratch, out := st.buffer(), st.buffer()
+	defer func() { st.buffers.Put(&scratch); st.buffers.Put(&out) }()
+	sealed, err := st.codec.seal(st.keys, key, st.keys.head(), data, scratch, out)
+	if err != nil {
+		return err
+	}
 	if err := st.batch.Put(ctx, key, sealed); err != nil {
 		return err
 	}
@@ -260,28 +276,6 @@ func (st *storer) piece(ctx context.Context, p *piece, data []byte) error {
 	st.newBytes.Add(int64(len(data)))
 	st.storedBytes.Add(int64(len(sealed)))
 	return nil
-}
-
-// manifest stores the manifest, after all pieces.
-func (st *storer) manifest(ctx context.Context, entries []*entry) (string, error) {
-	m := &manifest{Version: manifestVersion, Entries: entries}
-	if err := m.check(); err != nil {
-		return "", err
-	}
-	plain, err := json.Marshal(m)
-	if err != nil {
-		return "", err
-	}
-	if len(plain) > maxManifest {
-		return "", fmt.Errorf("the manifest has %d bytes; at most %d are possible", len(plain), maxManifest)
-	}
-	digest := digestOf(plain)
-	if size, found, err := st.store.Size(ctx, ManifestKey(digest)); err != nil || found && size > 0 {
-		return digest, err
-	}
-	sealed := st.codec.seal(plain, nil)
-	st.storedBytes.Add(int64(len(sealed)))
-	return digest, st.store.Put(ctx, ManifestKey(digest), bytes.NewReader(sealed))
 }
 
 func (st *storer) result(entries []*entry) Stats {
