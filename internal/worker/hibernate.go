@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"helmr.dev/helmr/internal/blob"
 	"helmr.dev/helmr/internal/blob/chunk"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/sandbox"
@@ -125,16 +124,19 @@ func (c *computer) takeCapture(ctx context.Context, captureID string) error {
 }
 
 func (c *computer) storeCapture(ctx context.Context, req *workerpb.PublishCaptureRequest, disk, memory string) error {
-	manifest, stats, err := chunk.Store(ctx, c.w.cfg.Blob, disk)
+	space, err := c.w.cfg.Vault.Space(c.environment())
 	if err != nil {
 		return err
 	}
-	req.DiskManifest, req.DiskSizeBytes, req.DiskStoredBytes = manifest, stats.Bytes, stats.StoredBytes
-	manifest, stats, err = chunk.Store(ctx, c.w.cfg.Blob, memory)
+	stored, err := space.Store(ctx, disk)
 	if err != nil {
 		return err
 	}
-	req.MemoryManifest, req.MemorySizeBytes, req.MemoryStoredBytes = manifest, stats.Bytes, stats.StoredBytes
+	req.DiskManifest, req.DiskSizeBytes, req.DiskStoredBytes = stored.Manifest, stored.Stats.Bytes, stored.Stats.StoredBytes
+	if stored, err = space.Store(ctx, memory); err != nil {
+		return err
+	}
+	req.MemoryManifest, req.MemorySizeBytes, req.MemoryStoredBytes = stored.Manifest, stored.Stats.Bytes, stored.Stats.StoredBytes
 	return nil
 }
 
@@ -212,8 +214,12 @@ func (c *computer) fetchMemory(ctx context.Context, environmentID string, r *wor
 	if err := os.RemoveAll(out.memory); err != nil {
 		return out, err
 	}
-	err = chunk.Restore(ctx, c.w.cfg.Blob, r.GetMemoryManifest(), out.memory)
-	if errors.Is(err, blob.ErrNotFound) || errors.Is(err, blob.ErrMismatch) {
+	space, err := c.w.cfg.Vault.Space(environmentID)
+	if err != nil {
+		return out, err
+	}
+	err = space.Restore(ctx, r.GetMemoryManifest(), out.memory)
+	if errors.Is(err, chunk.ErrUnreadable) {
 		err = fmt.Errorf("%w: %w", errMemory, err)
 	}
 	return out, err
