@@ -13,6 +13,7 @@ import (
 var (
 	contractRule = regexp.MustCompile(`(?m)^- \*\*(\d\d)\.(\d+)\*\* \x60(yes|not yet|in part)\x60`)
 	specTest     = regexp.MustCompile(`^TestSpec_(\d\d)_(\d\d)`)
+	specSubtest  = regexp.MustCompile("^[\"`]Spec_(\\d\\d)_(\\d\\d)")
 	specTestTS   = regexp.MustCompile(`Spec_(\d\d)_(\d\d)`)
 )
 
@@ -26,13 +27,23 @@ func TestContractRulesAreMarked(t *testing.T) {
 			if !f.test {
 				continue
 			}
-			for _, d := range f.ast.Decls {
-				if fn, ok := d.(*ast.FuncDecl); ok {
-					if m := specTest.FindStringSubmatch(fn.Name.Name); m != nil {
-						tested[m[1]+"."+strings.TrimLeft(m[2], "0")] = true
+			ast.Inspect(f.ast, func(n ast.Node) bool {
+				var m []string
+				switch n := n.(type) {
+				case *ast.FuncDecl:
+					m = specTest.FindStringSubmatch(n.Name.Name)
+				case *ast.CallExpr: // t.Run("Spec_...", ...)
+					if run, ok := n.Fun.(*ast.SelectorExpr); ok && run.Sel.Name == "Run" && len(n.Args) == 2 {
+						if name, ok := n.Args[0].(*ast.BasicLit); ok {
+							m = specSubtest.FindStringSubmatch(name.Value)
+						}
 					}
 				}
-			}
+				if m != nil {
+					tested[m[1]+"."+strings.TrimLeft(m[2], "0")] = true
+				}
+				return true
+			})
 		}
 	}
 	for _, glob := range []string{"sdk/typescript/test/*.ts", "runtime/node/test/*.ts"} {
