@@ -3,6 +3,7 @@ package command_test
 import (
 	"context"
 	"encoding/base64"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -148,8 +149,8 @@ func TestSpec_08_06_CommandStartsAColdComputer(t *testing.T) {
 	})
 }
 
-// TestTableOfStatuses drives each arrow of the contract's table.
-func TestTableOfStatuses(t *testing.T) {
+// Each arrow of the table of statuses; command() checks that the outcome is there exactly when the status is terminal.
+func TestSpec_08_12_EachArrowOfACommand(t *testing.T) {
 	t.Parallel()
 	each(t, func(w *world) {
 		c := w.newComputer("t")
@@ -494,6 +495,17 @@ func TestSpec_21_12_OrderlyStopCancelsCommands(t *testing.T) {
 		h.phase = workerpb.Phase_PHASE_STOPPED
 		h.exchange()
 		w.wantStatus(waiting, "pending") // it was not begun: it waits for the next start, as a queued Turn does
+		late := w.exec(c, "z")
+		w.worker = w.register()
+		h = w.place(c)
+		for _, k := range []string{waiting, late} {
+			h.begin(k).ends(exited, 0)
+			h.exchange()
+			w.wantStatus(k, "exited")
+		}
+		if fmt.Sprint(h.order) != fmt.Sprint([]string{waiting, late}) {
+			t.Errorf("they were begun as %v", h.order)
+		}
 	})
 }
 

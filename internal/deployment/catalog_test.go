@@ -57,7 +57,7 @@ func TestSpec_14_01_AgentCatalog(t *testing.T) {
 	})
 }
 
-func TestACursorStaysOnItsDeployment(t *testing.T) {
+func TestSpec_09_22_ACursorStaysOnItsDeployment(t *testing.T) {
 	t.Parallel()
 	dbtest.Each(t, func(t *testing.T, d *db.DB) {
 		w := setup(t, d)

@@ -613,3 +613,24 @@ func TestSpec_18_10_AfterRetentionRecordsStayWithoutData(t *testing.T) {
 		}
 	})
 }
+
+// A Computer names the view of its Template: what another Deployment says of that has no bearing on it.
+func TestSpec_09_24_AComputerSelectsItsTemplatesView(t *testing.T) {
+	t.Parallel()
+	each(t, func(w *world) {
+		first := w.create("quick", "x")
+		old, err := w.computers.Get(w.t.Context(), w.env, w.session(first.SessionID).ComputerID)
+		w.must(err)
+		deploymentID := w.promote()
+		w.exec(`UPDATE template_definitions SET definition = '{"network":{"blockAll":true}}' WHERE deployment_id = ?`, deploymentID)
+		made, err := w.computers.Get(w.t.Context(), w.env, w.session(w.create("quick", "x").SessionID).ComputerID)
+		w.must(err)
+		again, err := w.computers.Get(w.t.Context(), w.env, old.ID)
+		if w.must(err); again.Template != "t" || again.DeploymentID != old.DeploymentID || made.DeploymentID != deploymentID {
+			w.t.Fatalf("views %s of %s and %s of %s", again.Template, again.DeploymentID, made.Template, made.DeploymentID)
+		}
+		if h := w.place(first.SessionID); h.spec.GetNetwork() == `{"blockAll":true}` {
+			w.t.Fatal("an older Computer runs with the network of a newer Template")
+		}
+	})
+}

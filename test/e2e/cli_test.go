@@ -30,7 +30,6 @@ func TestOneHelmr(t *testing.T) {
 		{"holds", holds},
 		{"logins", logins},
 		{"the SDK", sdk},
-		{"a project from init to promotion", project}, // last: it promotes
 	} {
 		t.Run(part.name, func(t *testing.T) {
 			mine := with(t, h)
@@ -39,6 +38,7 @@ func TestOneHelmr(t *testing.T) {
 			*h = *mine // it may have been started again
 		})
 	}
+	t.Run("Spec_13_13_DeployBuildsUploadsFinalizesAndPromotes", func(t *testing.T) { project(t, with(t, h)) }) // last: it promotes
 }
 
 // commandTree gives every command of helmr with its help.
@@ -538,7 +538,10 @@ func project(t *testing.T, h *helmr) {
 	out := p.run(t, "deploy", "--bundle", "second").ok(t)
 	inOrder(t, out, "version:", "deployment:", "agent:", "reviewer\n")
 	huge := smallProject(t, map[string]string{"agents/box.ts": strings.Replace(boxModule, "512MiB", "900GiB", 1)})
-	p.run(t, "deploy", huge).ok(t)
+	built := p.run(t, "deploy", huge, "--json").object(t)
+	if now := p.run(t, "deployment", "get", "current", "--json").object(t); built["current"] != true || now["id"] != built["id"] || now["bundle_digest"] == digest {
+		t.Errorf("deploy says %v, current is %v", built, now)
+	}
 	waits := p.start(t, "session", "create", "one", "--text", "x", "--follow")
 	waits.says("turn 1 is still queued: the environment's limits")
 	waits.signal(os.Interrupt)

@@ -165,7 +165,7 @@ func unmodified(t *testing.T, h *helmr) {
 	}
 	const want = "x=41\necho $((x+1))\n"
 	native := func() string {
-		return h.wantExit(h.sh(h.computerOf(r.SessionID), "cat /work/.native_history"), 0).stdout
+		return h.wantExit(h.sh(h.computerOf(r.SessionID), "cat /work/native_history"), 0).stdout
 	}
 	if got := native(); got != want {
 		t.Errorf("native history is %q", got)

@@ -8,7 +8,7 @@ export const harness = agent({
   id: "harness",
   template: box,
   async init() {
-    const bash = spawn("bash", ["--norc"], { env: { ...process.env, HISTFILE: "/work/.native_history" } })
+    const bash = spawn("bash", ["--norc"], { env: { ...process.env, HISTFILE: "/work/native_history" } })
     const lines = createInterface({ input: bash.stdout })[Symbol.asyncIterator]()
     const prompt = async (line: string) => {
       bash.stdin.write(`history -s '${line}'; history -a\n${line}\necho "--- $?"\n`)
