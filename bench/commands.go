@@ -25,8 +25,13 @@ func (b *bench) commands(ctx context.Context, h *helmr) error {
 	}
 	box := c.ComputerID
 	var ours, plain, runsc []float64
-	for round := range b.few(10, 4) + 1 { // the first is to warm up
-		for range 10 {
+	var outside, inside time.Duration
+	alone := []*session{{h: h, computer: box}}
+	const perRound = 10
+	rounds := b.few(10, 4)
+	for round := range rounds + 1 { // the first is to warm up
+		before, insideBefore := h.cpu(), cpuInside(alone)
+		for range perRound {
 			took, err := h.command1(ctx, box, "/bin/true")
 			if err != nil {
 				return err
@@ -34,6 +39,9 @@ func (b *bench) commands(ctx context.Context, h *helmr) error {
 			if round > 0 {
 				ours = append(ours, took)
 			}
+		}
+		if round > 0 {
+			outside, inside = outside+h.cpu()-before, inside+cpuInside(alone)-insideBefore
 		}
 		forked, err := h.forks(ctx, box, 20)
 		if err != nil {
@@ -50,6 +58,10 @@ func (b *bench) commands(ctx context.Context, h *helmr) error {
 	b.report.add("command_exec", h.kind, median(ours), "ms", median(plain), atMostRatio(1.5))
 	b.report.add("command_exec_p99", h.kind, percentile(ours, 99), "ms", percentile(plain, 99), nil)
 	b.report.add("command_exec_runsc", h.kind, median(ours), "ms", median(runsc), atMostRatio(0.5))
+	b.report.add("command_exec_cpu", h.kind, ms(outside)/float64(rounds*perRound), "ms", 0, nil)
+	if inside > 0 {
+		b.report.add("command_exec_cpu_inside", h.kind, ms(inside)/float64(rounds*perRound), "ms", 0, nil)
+	}
 	if err := b.commandsAtOnce(ctx, h, box, 100); err != nil {
 		return err
 	}

@@ -22,9 +22,6 @@ const (
 	maxBlock = 256 << 10
 )
 
-// startedDelay is how long the word that a program runs waits for company: the end of a short one makes it needless.
-const startedDelay = 25 * time.Millisecond
-
 // command is what this Worker knows of a Command in the guest, on the present connection. The computer's mu guards it.
 type command struct {
 	started, cancelled bool
@@ -57,7 +54,7 @@ func (g *guestState) connectedLocked(commands []guest.Command) {
 	}
 }
 
-// CommandStarted is the guest's word that a program runs.
+// CommandStarted is the guest's word that a program runs. Of a program that has ended meanwhile the guest says only that.
 func (h *handler) CommandStarted(commandID string) {
 	c := h.c
 	c.mu.Lock()
@@ -65,7 +62,7 @@ func (h *handler) CommandStarted(commandID string) {
 		k.started = true
 	}
 	c.mu.Unlock()
-	time.AfterFunc(startedDelay, c.wake)
+	c.wake()
 }
 
 // CommandOutput keeps a chunk until the server has it. It blocks, and so holds the guest up, while too much waits.

@@ -42,15 +42,12 @@ func Main() {
 	f := &first{control: os.NewFile(controlFD, "control")}
 	syscall.CloseOnExec(controlFD)
 	syscall.CloseOnExec(stopsFD)
-	// Handled, not ignored: the program would inherit ignored signals. A program inside may signal its namespace's
-	// first process only where that has a handler, and these handlers do nothing.
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals)
+	catchSignals()
 
 	if err := privateProc(); err != nil {
 		f.say("note no private /proc: %v", err)
 	}
-	f.mounts, _ = os.ReadFile("/proc/self/mountinfo")
+	f.mounts = mounted()
 	go f.obey(os.NewFile(stopsFD, "stops"))
 	f.say("ready")
 	for {
@@ -60,6 +57,19 @@ func Main() {
 		}
 		f.runOne(run, spec)
 	}
+}
+
+// catchSignals handles signals, and does nothing about them. They are not ignored, for the program would inherit that, and a
+// program inside may signal its namespace's first process only where that has a handler. SIGCHLD comes with each program
+// and would wake threads for nothing; the runtime's own handler takes it, as it takes SIGURG.
+func catchSignals() {
+	var all []os.Signal
+	for s := syscall.SIGHUP; s <= syscall.SIGSYS; s++ {
+		if s != syscall.SIGCHLD && s != syscall.SIGURG && s != syscall.SIGKILL && s != syscall.SIGSTOP {
+			all = append(all, s)
+		}
+	}
+	signal.Notify(make(chan os.Signal, 1), all...)
 }
 
 // say writes a line.
@@ -114,13 +124,38 @@ func (f *first) emptied(how string) {
 			_, _ = syscall.Wait4(-1, &status, 0, nil)
 		}
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil || len(f.mounts) == 0 || !bytes.Equal(mounts, f.mounts) {
+	if mounts := mounted(); len(mounts) == 0 || !bytes.Equal(mounts, f.mounts) {
 		_, _ = f.control.WriteString(how)
 		os.Exit(0)
 	}
 	if _, err := f.control.WriteString(how + "clean\n"); err != nil {
 		os.Exit(1)
+	}
+}
+
+// mounted says what is mounted here, or nothing. It asks the kernel without the help of package os, which makes three times
+// the system calls.
+func mounted() []byte {
+	fd, err := syscall.Open("/proc/self/mountinfo", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer syscall.Close(fd)
+	text := make([]byte, 0, 16<<10)
+	for {
+		n, err := syscall.Read(fd, text[len(text):cap(text)])
+		switch {
+		case errors.Is(err, syscall.EINTR):
+			continue
+		case err != nil:
+			return nil
+		case n == 0:
+			return text
+		}
+		text = text[:len(text)+n]
+		if len(text) == cap(text) {
+			text = append(text, 0)[:len(text)]
+		}
 	}
 }
 

@@ -30,8 +30,10 @@ type command struct {
 	killed  bool
 	started bool
 	// end is why the Command is being stopped, unspecified if it is not.
-	end     proto.CommandEnd
-	timer   *time.Timer
+	end   proto.CommandEnd
+	timer *time.Timer
+	// news sends the word that the program runs.
+	news    *time.Timer
 	streams [2]outputBuffer
 	exited  *proto.CommandExited
 	// startedSent and exitedSent concern the present connection, startedAcked and exitedAcked all of them.
@@ -81,9 +83,10 @@ func (c *command) rewind() {
 	}
 }
 
-// take appends the events that are due: started, output in order within each stream, exited after all output.
+// take appends the events that are due: started unless it has ended, output in order within each stream, exited after all
+// output.
 func (c *command) take(events []*proto.Event, budget *int) []*proto.Event {
-	if c.started && !c.startedSent && !c.startedAcked {
+	if c.started && !c.startedSent && !c.startedAcked && c.exited == nil {
 		c.startedSent = true
 		events = append(events, &proto.Event{Kind: &proto.Event_CommandStarted{CommandStarted: &proto.CommandStarted{CommandId: c.id}}})
 	}
@@ -158,7 +161,7 @@ func (s *Server) runCommand(c *command, r *proto.ExecCommand) {
 		s.finishCommand(c, scope.Result{}, errors.New(why))
 		return
 	}
-	inside, outside, err := commandPipes()
+	inside, outside, err := commandPipes(len(r.GetStdin()) > 0)
 	if err != nil {
 		s.finishCommand(c, scope.Result{}, err)
 		return
@@ -184,14 +187,16 @@ func (s *Server) runCommand(c *command, r *proto.ExecCommand) {
 		sc.Kill()
 	}
 	s.mu.Unlock()
-	go func() {
-		_, _ = io.Copy(outside[0], bytes.NewReader(r.GetStdin()))
-		_ = outside[0].Close()
-	}()
+	if stdin := outside[2:]; len(stdin) > 0 {
+		go func() {
+			_, _ = io.Copy(stdin[0], bytes.NewReader(r.GetStdin()))
+			_ = stdin[0].Close()
+		}()
+	}
 	ended := make(chan struct{}, 2)
 	for i := range 2 {
 		go func() {
-			s.readOutput(&c.streams[i], outside[i+1])
+			s.readOutput(&c.streams[i], outside[i])
 			ended <- struct{}{}
 		}()
 	}
@@ -203,7 +208,7 @@ func (s *Server) runCommand(c *command, r *proto.ExecCommand) {
 	result := sc.Result()
 	// The scope is dead, so both streams end, unless one was handed to a process outside of it; what they hold is
 	// read as fast as the Worker acknowledges.
-	s.drainOutput(c, outside[1:], ended)
+	s.drainOutput(c, outside[:2], ended)
 	s.finishCommand(c, result, nil)
 }
 
@@ -225,24 +230,47 @@ func (s *Server) drainOutput(c *command, streams []*os.File, ended <-chan struct
 	}
 }
 
-// commandPipes opens stdin, stdout and stderr of a Command.
-func commandPipes() (inside, outside []*os.File, err error) {
-	for i := range 3 {
-		reader, writer, err := os.Pipe()
-		if err != nil {
-			for _, f := range append(inside, outside...) {
-				_ = f.Close()
-			}
-			return nil, nil, fmt.Errorf("open the pipes of a Command: %w", err)
+// commandPipes opens stdin, stdout and stderr of a Command; outside are the other ends of stdout and stderr, and that of
+// stdin if it is not empty from the beginning. os.Pipe would do with twice the system calls.
+func commandPipes(stdin bool) (inside, outside []*os.File, err error) {
+	defer func() {
+		if err == nil {
+			return
 		}
+		for _, f := range append(inside, outside...) {
+			_ = f.Close()
+		}
+	}()
+	for _, i := range []int{1, 2, 0} {
+		var fds [2]int
+		if err := syscall.Pipe2(fds[:], syscall.O_CLOEXEC); err != nil {
+			return inside, outside, fmt.Errorf("open the pipes of a Command: %w", err)
+		}
+		mine, theirs := fds[0], fds[1]
 		if i == 0 {
-			inside, outside = append(inside, reader), append(outside, writer)
+			mine, theirs = theirs, mine
+			if !stdin {
+				_ = syscall.Close(mine)
+				inside = append([]*os.File{os.NewFile(uintptr(theirs), "stdin")}, inside...)
+				continue
+			}
+		}
+		if err := syscall.SetNonblock(mine, true); err != nil {
+			_, _ = syscall.Close(mine), syscall.Close(theirs)
+			return inside, outside, fmt.Errorf("open the pipes of a Command: %w", err)
+		}
+		outside = append(outside, os.NewFile(uintptr(mine), "pipe"))
+		if i == 0 {
+			inside = append([]*os.File{os.NewFile(uintptr(theirs), "stdin")}, inside...)
 		} else {
-			inside, outside = append(inside, writer), append(outside, reader)
+			inside = append(inside, os.NewFile(uintptr(theirs), "pipe"))
 		}
 	}
 	return inside, outside, nil
 }
+
+// startedDelay is how long the word that a program runs waits for company: the end of a short one comes with it.
+const startedDelay = 25 * time.Millisecond
 
 // commandStarted begins the execution time.
 func (s *Server) commandStarted(c *command, timeout time.Duration) {
@@ -256,7 +284,11 @@ func (s *Server) commandStarted(c *command, timeout time.Duration) {
 			s.stopLocked(c, proto.CommandEnd_COMMAND_END_TIMED_OUT)
 		})
 	}
-	s.wakeLocked()
+	c.news = time.AfterFunc(startedDelay, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.wakeLocked()
+	})
 }
 
 // readOutput numbers and keeps the chunks of one stream until its end.
@@ -283,8 +315,10 @@ func (s *Server) readOutput(b *outputBuffer, file io.Reader) {
 func (s *Server) finishCommand(c *command, result scope.Result, fault error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c.timer != nil {
-		c.timer.Stop()
+	for _, t := range []*time.Timer{c.timer, c.news} {
+		if t != nil {
+			t.Stop()
+		}
 	}
 	e := &proto.CommandExited{CommandId: c.id, End: proto.CommandEnd_COMMAND_END_EXITED}
 	switch {
