@@ -129,7 +129,7 @@ func parseDomains(text []byte) ([]Entry, error) {
 	const field = "network.allowDomains"
 	var raw []json.RawMessage
 	if err := json.Unmarshal(text, &raw); err != nil || raw == nil {
-		return nil, errors.New(field + " is not an array of names")
+		return nil, errors.New(field + ` is not an array; give names such as "api.example.com" or {domain, ipRanges}`)
 	}
 	if len(raw) > MaxDomains {
 		return nil, fmt.Errorf("%s has %d entries; at most %d are allowed", field, len(raw), MaxDomains)
@@ -173,7 +173,7 @@ func parseEntry(text json.RawMessage) (Entry, error) {
 	}
 	var ranges []string
 	if json.Unmarshal(fields["ipRanges"], &ranges) != nil || len(ranges) < 1 || len(ranges) > MaxRanges {
-		return Entry{}, fmt.Errorf(`.ipRanges is not an array of 1 to %d IPv4 CIDRs such as "10.20.0.0/16"`, MaxRanges)
+		return Entry{}, fmt.Errorf(`.ipRanges is empty, too long or no array; give 1 to %d IPv4 CIDRs such as "10.20.0.0/16"`, MaxRanges)
 	}
 	for i, text := range ranges {
 		prefix, err := parseRange(text)

@@ -15,6 +15,11 @@ type vectors struct {
 	Policies []struct {
 		In, Out json.RawMessage
 	}
+	// Fields are bad policies with how an error about them begins.
+	Fields []struct {
+		In    json.RawMessage
+		Field string
+	}
 	BadNames []string `json:"badNames"`
 	Matches  []struct {
 		Pattern string
@@ -67,6 +72,71 @@ func TestSpec_09_09_A_Policy_Has_One_Form(t *testing.T) {
 	for _, text := range []string{`{"blockAll":true,"blockAll":false}`, `{"blockAll":true} {}`, `{"blockAll":true}x`, `{"blockAll":tru`, ``} {
 		if _, err := Parse([]byte(text)); err == nil {
 			t.Errorf("%s is accepted", text)
+		}
+	}
+}
+
+func TestSpec_09_09_Errors_Name_The_Field(t *testing.T) {
+	t.Parallel()
+	for _, v := range readVectors(t).Fields {
+		if _, err := Parse(v.In); err == nil || !strings.HasPrefix(err.Error(), v.Field) || !strings.Contains(err.Error(), "; ") {
+			t.Errorf("%s: %v, want it to begin with %q and to say what is allowed", v.In, err, v.Field)
+		}
+	}
+}
+
+// A string entry permits public addresses only; ranges bound those of their own entry. (The vectors say more.)
+func TestSpec_09_15_Ranges_Bound_Their_Entry(t *testing.T) {
+	t.Parallel()
+	p, err := Parse([]byte(`{"allowDomains":["a.example",{"domain":"b.example","ipRanges":["93.184.216.0/24","10.0.0.0/8"]},{"domain":"*.b.example","ipRanges":["93.184.217.0/24"]},"x.b.example"]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := Installation{Business: prefixes("10.0.0.0/8")}
+	for _, v := range []struct {
+		name, address string
+		ok            bool
+	}{
+		{"a.example", "93.184.216.34", true}, {"a.example", "10.0.0.1", false}, {"b.example", "93.184.216.34", true}, {"b.example", "93.184.217.1", false},
+		{"b.example", "10.0.0.1", true}, {"y.b.example", "93.184.217.1", true}, {"y.b.example", "10.0.0.1", false}, {"x.b.example", "8.8.8.8", true}, {"x.b.example", "10.0.0.1", false},
+	} {
+		if got := p.Permit(v.name, netip.MustParseAddr(v.address), in); (got == "") != v.ok {
+			t.Errorf("%s at %s: %q", v.name, v.address, got)
+		}
+	}
+	many := make([]string, MaxRanges+1)
+	for i := range many {
+		many[i] = fmt.Sprintf("10.0.%d.0/24", i)
+	}
+	for n, ok := range map[int]bool{0: false, 1: true, MaxRanges: true, MaxRanges + 1: false} {
+		text, _ := json.Marshal(map[string]any{"allowDomains": []any{map[string]any{"domain": "a.example", "ipRanges": many[:n]}}})
+		if _, err := Parse(text); (err == nil) != ok {
+			t.Errorf("%d ranges: %v", n, err)
+		}
+	}
+}
+
+func TestSpec_09_16_Private_Needs_Both(t *testing.T) {
+	t.Parallel()
+	a := netip.MustParseAddr("10.20.0.5")
+	ranges := func(list ...string) Policy {
+		return Policy{AllowDomains: []Entry{{Pattern: "a.example", Ranges: prefixes(list...)}}}
+	}
+	for what, v := range map[string]struct {
+		p    Policy
+		in   Installation
+		want Reason
+	}{
+		"both":               {ranges("10.20.0.0/16"), Installation{Business: prefixes("10.0.0.0/8")}, ""},
+		"not approved":       {ranges("10.20.0.0/16"), Installation{}, ReasonMandatory},
+		"approved elsewhere": {ranges("10.20.0.0/16"), Installation{Business: prefixes("192.168.0.0/16")}, ReasonMandatory},
+		"not in the entry":   {ranges("10.30.0.0/16"), Installation{Business: prefixes("10.0.0.0/8")}, ReasonAddress},
+		"blocked first":      {ranges("10.20.0.0/16"), Installation{Business: prefixes("10.0.0.0/8"), Blocked: prefixes("10.20.0.5/32")}, ReasonMandatory},
+		"open policy":        {Policy{}, Installation{Business: prefixes("10.0.0.0/8")}, ReasonMandatory},
+		"not RFC 1918":       {ranges("100.64.0.0/10"), Installation{Business: prefixes("0.0.0.0/0")}, ReasonAddress},
+	} {
+		if got := v.p.Permit("a.example", a, v.in); got != v.want {
+			t.Errorf("%s: %q, want %q", what, got, v.want)
 		}
 	}
 }

@@ -3,11 +3,12 @@ import { readFileSync } from "node:fs"
 import { test } from "node:test"
 import { image, template } from "../src/index.js"
 import { describe } from "../src/internal.js"
-import { matchesPattern } from "../src/network.js"
+import { matchesPattern, normalizeNetwork } from "../src/network.js"
 
 // The same vectors as the program that enforces policies is tested with.
 const vectors = JSON.parse(readFileSync(new URL("../../../../internal/egress/policy/testdata/vectors.json", import.meta.url), "utf8")) as {
   policies: { in: unknown; out?: unknown }[]
+  fields: { in: unknown; field: string }[]
   badNames: string[]
   matches: { pattern: string; yes: string[]; no: string[] }[]
 }
@@ -18,6 +19,12 @@ test("Spec_09_09 policies are normalized as the enforcement does", () => {
   for (const { in: given, out } of vectors.policies) {
     if (out === undefined) assert.throws(() => network(given), TypeError, JSON.stringify(given))
     else assert.deepEqual(network(given), out)
+  }
+})
+
+test("Spec_09_09 errors name the field as the enforcement does", () => {
+  for (const { in: given, field } of vectors.fields) {
+    assert.throws(() => normalizeNetwork("network", given), (e) => e instanceof TypeError && e.message.startsWith(field) && e.message.includes("; "), JSON.stringify(given))
   }
 })
 
