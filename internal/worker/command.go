@@ -78,7 +78,7 @@ func (h *handler) CommandOutput(commandID string, stream guestproto.Stream, seq 
 	}
 	if k := c.guest.commands[commandID]; k != nil && len(data) > 0 {
 		k.chunks = append(k.chunks, chunkOf{stream: int32(stream), seq: seq, data: data})
-		c.guest.outputBytes += len(data)
+		c.guest.outputBytes += len(data) + entryBytes
 	}
 	c.mu.Unlock()
 	select {
@@ -202,7 +202,7 @@ func (c *computer) forgetCommand(ctx context.Context, link *guest.Client, id str
 	defer c.mu.Unlock()
 	if k := c.guest.commands[id]; k != nil {
 		for _, chunk := range k.chunks {
-			c.guest.outputBytes -= len(chunk.data)
+			c.guest.outputBytes -= len(chunk.data) + entryBytes
 		}
 		delete(c.guest.commands, id)
 	}
@@ -284,7 +284,7 @@ func (c *computer) stored(s *workerpb.StoredOutput) {
 		kept := k.chunks[:0]
 		for _, chunk := range k.chunks {
 			if (chunk.stream == 1 && chunk.seq <= s.GetStdoutThrough()) || (chunk.stream == 2 && chunk.seq <= s.GetStderrThrough()) {
-				c.guest.outputBytes -= len(chunk.data)
+				c.guest.outputBytes -= len(chunk.data) + entryBytes
 				continue
 			}
 			kept = append(kept, chunk)

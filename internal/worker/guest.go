@@ -18,6 +18,8 @@ import (
 // Bounds of what waits between guest and server.
 const (
 	maxPendingBytes = 32 << 20
+	// entryBytes is what an operation or a chunk counts beside its content: many small ones are bounded too.
+	entryBytes = 256
 	// maxControls is how many keys of what was said an Exchange names; older ones come again and are left out here.
 	maxControls = 64
 	callTimeout = 10 * time.Second
@@ -167,7 +169,7 @@ func (h *handler) Ops(sessionID string, epoch int64, ops []guest.Op) {
 	}
 	for _, op := range ops {
 		p.pending = append(p.pending, &workerpb.Operation{Sequence: op.Seq, Payload: op.Payload})
-		c.guest.pendingBytes += len(op.Payload)
+		c.guest.pendingBytes += len(op.Payload) + entryBytes
 		if isExited(op.Payload) {
 			p.exited = true
 			c.w.cfg.Log.Info("session process ended", "computer", c.id, "session", sessionID, "epoch", epoch, "how", exitCause(op.Payload))
@@ -193,7 +195,7 @@ func (c *computer) take(ctx context.Context, resp *workerpb.ExchangeResponse, ge
 		for _, a := range pa.GetAcks() {
 			acks = append(acks, guest.Ack{SessionID: pa.GetSessionId(), Epoch: pa.GetEpoch(), Seq: a.GetSequence(), Line: a.GetLine()})
 			if p != nil && len(p.pending) > 0 && p.pending[0].GetSequence() == a.GetSequence() {
-				c.guest.pendingBytes -= len(p.pending[0].GetPayload())
+				c.guest.pendingBytes -= len(p.pending[0].GetPayload()) + entryBytes
 				p.pending = p.pending[1:]
 			}
 		}

@@ -3,7 +3,6 @@ package worker
 import (
 	"os"
 	"path/filepath"
-	"sync"
 )
 
 // maxLogFile is where the log of a Computer's Session processes is cut: one older file is kept.
@@ -13,12 +12,10 @@ const maxLogFile = 4 << 20
 // effort: these are no events, and a log that cannot be written stops nothing.
 type logs struct {
 	dir string
-	mu  sync.Mutex
 }
 
+// write is called for one Computer at a time. Computers do not wait for each other: one that floods slows itself only.
 func (l *logs) write(computerID string, data []byte) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if err := os.MkdirAll(l.dir, 0o700); err != nil {
 		return
 	}

@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -10,6 +11,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	pb "google.golang.org/protobuf/proto"
 
 	"helmr.dev/helmr/internal/guest/client"
 	"helmr.dev/helmr/internal/guest/proto"
@@ -213,5 +217,55 @@ func TestReleaseLetsGoUntilListenedAgain(t *testing.T) {
 	}
 	if got := h.ops("s", 2); len(got) != 2 {
 		t.Fatalf("%+v", got)
+	}
+}
+
+// A frame of a few MiB must not become gigabytes of messages, nor may many small things wait unbounded.
+func TestManyEmptyMessagesAreDropped(t *testing.T) {
+	t.Parallel()
+	for name, raw := range map[string][]byte{
+		"events": bytes.Repeat([]byte{0x0a, 0x00}, 4<<20),
+		"ops":    nested(t, bytes.Repeat([]byte{0x1a, 0x00}, 4<<20)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := setupRogue(t, client.Options{})
+			r.say(hello(process("s", 1, 0)))
+			r.connected()
+			_, err := r.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(raw))), raw...))
+			r.ok(err)
+			r.dropped()
+			if got := r.c.Stats(); got.Violations != 1 {
+				t.Fatalf("%+v", got)
+			}
+		})
+	}
+}
+
+// nested wraps the fields of an Ops message into an event of a frame.
+func nested(t *testing.T, fields []byte) []byte {
+	t.Helper()
+	event := &proto.Event{Kind: &proto.Event_Ops{Ops: &proto.Ops{}}}
+	if err := pb.Unmarshal(fields[:2], event.GetOps()); err != nil || len(event.GetOps().GetOps()) != 1 {
+		t.Fatalf("these are no operations: %v, %v", event, err)
+	}
+	number := (&proto.Event{}).ProtoReflect().Descriptor().Fields().ByName("ops").Number()
+	ops := protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), fields)
+	return protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), ops)
+}
+
+// Forged epochs, Sessions and Commands reach nobody, and a flood of dialling ends where it began: at one Computer.
+func TestForgedIdentitiesAreNotHandedOn(t *testing.T) {
+	r := setupRogue(t, client.Options{})
+	forged := ops("s", 1)
+	forged.GetOps().Epoch = 2
+	other := ops("t", 1)
+	r.say(hello(process("s", 1, 0)), forged, other, &proto.Event{Kind: &proto.Event_CommandExited{CommandExited: &proto.CommandExited{CommandId: "c", End: 1}}}, ops("s", 1))
+	if got := r.harness.ops("s", 1); len(got) != 1 || got[0].Seq != 1 {
+		t.Fatalf("%+v", got)
+	}
+	r.rec.mu.Lock()
+	defer r.rec.mu.Unlock()
+	if len(r.rec.ops) != 1 || len(r.rec.exits) != 0 {
+		t.Fatalf("%+v, %+v", r.rec.ops, r.rec.exits)
 	}
 }

@@ -217,7 +217,7 @@ func (l *link) groupAcks(acks []Ack) []*proto.Acks {
 			groups = append(groups, open[k])
 		}
 		open[k].Acks = append(open[k].Acks, &proto.Ack{Seq: a.Seq, Line: a.Line})
-		size[k] += len(a.Line)
+		size[k] += 64 + len(a.Line)
 		if p := l.processes[k]; p != nil {
 			p.acked = max(p.acked, a.Seq)
 		}

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	pb "google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // Version is the version of the protocol that this code speaks. It rises only when an older side could not go on.
@@ -16,6 +18,8 @@ const Version = 1
 const (
 	// MaxFrame is the longest frame in bytes, its length prefix not counted.
 	MaxFrame = 32 << 20
+	// MaxFields bounds the fields of a frame, those of the messages in it included.
+	MaxFields = 1 << 18
 	// MaxLine is the longest JSON line of the process channel in bytes, its line feed not counted.
 	MaxLine = 20 << 20
 	// MaxID is the longest id of a Session, Turn, Command or boot in bytes.
@@ -69,10 +73,42 @@ func ReadFrame(r io.Reader, m pb.Message) error {
 	if err != nil {
 		return fmt.Errorf("read frame of %d bytes: %w", n, err)
 	}
+	if left := countFields(body, m.ProtoReflect().Descriptor(), MaxFields); left < 0 {
+		return fmt.Errorf("read frame of %d bytes: %w", n, invalid("more than %d fields", MaxFields))
+	}
 	if err := pb.Unmarshal(body, m); err != nil {
 		return fmt.Errorf("decode frame: %w", err)
 	}
 	return nil
+}
+
+// countFields takes the fields of an encoded message, those of messages in it included, off what is left. Below zero
+// there were too many: an empty one takes two bytes on the wire and a hundred in memory. What is no valid encoding is
+// left to the decoder.
+func countFields(b []byte, d protoreflect.MessageDescriptor, left int) int {
+	for len(b) > 0 && left >= 0 {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return left
+		}
+		b = b[n:]
+		left--
+		value := protowire.ConsumeFieldValue(number, kind, b)
+		if value < 0 {
+			return left
+		}
+		if f := d.Fields().ByNumber(number); kind == protowire.BytesType && f != nil {
+			inner, _ := protowire.ConsumeBytes(b)
+			switch {
+			case f.Message() != nil:
+				left = countFields(inner, f.Message(), left)
+			case f.IsPacked():
+				left -= len(inner)
+			}
+		}
+		b = b[value:]
+	}
+	return left
 }
 
 // readGrowing reads exactly n bytes with a buffer that at most doubles over what has arrived.

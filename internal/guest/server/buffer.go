@@ -39,7 +39,7 @@ func (b *opBuffer) take(budget *int) []*proto.Op {
 	var due []*proto.Op
 	for b.sent < len(b.ops) && *budget > 0 {
 		op := b.ops[b.sent].op
-		*budget -= len(op.GetPayload()) + 16
+		*budget -= len(op.GetPayload()) + 64
 		due = append(due, op)
 		b.sent++
 	}

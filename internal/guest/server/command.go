@@ -94,7 +94,7 @@ func (c *command) take(events []*proto.Event, budget *int) []*proto.Event {
 	for i := range c.streams {
 		b := &c.streams[i]
 		for b.sent < len(b.chunks) && *budget > 0 {
-			*budget -= len(b.chunks[b.sent]) + 16
+			*budget -= len(b.chunks[b.sent]) + 64
 			events = append(events, &proto.Event{Kind: &proto.Event_CommandOutput{CommandOutput: &proto.CommandOutput{
 				CommandId: c.id, Stream: proto.Stream(i + 1), Seq: b.first + int64(b.sent), Data: b.chunks[b.sent],
 			}}})
