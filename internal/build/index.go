@@ -50,9 +50,9 @@ type templateDefinition struct {
 	Image               json.RawMessage     `json:"image"`
 	Resources           bundle.Resources    `json:"resources"`
 	Network             policy.Policy       `json:"network"`
-	HasPrepare          bool                `json:"has_prepare"`
-	PrepareNetwork      json.RawMessage     `json:"prepare_network"`
-	PrepareSecrets      []json.RawMessage   `json:"prepare_secrets"`
+	Prepare             string              `json:"prepare"`
+	PrepareNetwork      *policy.Policy      `json:"prepare_network"`
+	PrepareSecrets      []api.SecretBinding `json:"prepare_secrets"`
 	RefreshEveryMs      *int64              `json:"refresh_every_ms"`
 	Secrets             []api.SecretBinding `json:"secrets"`
 	DeleteAfterUnusedMs *int64              `json:"delete_after_unused_ms"`

@@ -40,6 +40,7 @@ func makePlan(found []definition, modules []string, c config, r reporter) (bundl
 		plan.Templates = append(plan.Templates, bundle.Template{
 			ID: t.ID, Module: d.Module, Export: d.Export, Resources: t.Resources,
 			Network: t.Network, DeleteAfterUnusedMs: t.DeleteAfterUnusedMs, Secrets: t.Secrets,
+			Prepare: t.Prepare, PrepareNetwork: t.PrepareNetwork, PrepareSecrets: t.PrepareSecrets, RefreshEveryMs: t.RefreshEveryMs,
 		})
 		images = append(images, t.Image)
 	}

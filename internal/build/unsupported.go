@@ -28,10 +28,10 @@ var (
 		used  func(templateDefinition) bool
 		do    string
 	}{
-		{"prepare", func(t templateDefinition) bool { return t.HasPrepare }, "Leave it out; put the work into the image with .run([...])"},
-		{"prepareNetwork", func(t templateDefinition) bool { return t.PrepareNetwork != nil }, "Leave it out"},
-		{"prepareSecrets", func(t templateDefinition) bool { return len(t.PrepareSecrets) > 0 }, "Leave it out"},
-		{"refresh", func(t templateDefinition) bool { return t.RefreshEveryMs != nil }, "Leave it out"},
+		{`prepareSecrets with mode "protected"`, func(t templateDefinition) bool {
+			return binding.CheckSupported("prepareSecrets", t.PrepareSecrets) != nil
+		},
+			`Leave the binding out, or use mode "raw" or a file`},
 		{`secrets with mode "protected"`, func(t templateDefinition) bool { return binding.CheckSupported("secrets", t.Secrets) != nil },
 			`Leave the binding out, or use mode "raw" or a file if the Computer may see the value`},
 		{"deleteAfterUnused", func(t templateDefinition) bool { return t.DeleteAfterUnusedMs != nil }, `Leave it out or write "never"`},

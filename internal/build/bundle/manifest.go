@@ -122,6 +122,24 @@ type Template struct {
 	DeleteAfterUnusedMs *int64        `json:"delete_after_unused_ms"`
 	// Secrets are the bindings of its Computers, normalized; absent when there are none.
 	Secrets []api.SecretBinding `json:"secrets,omitempty"`
+	// Prepare names its prepare callback by the first Template of the program that has the same one; absent without a
+	// callback, and then the three below are absent too but for RefreshEveryMs.
+	Prepare        string              `json:"prepare,omitempty"`
+	PrepareNetwork *policy.Policy      `json:"prepare_network,omitempty"` // absent: Network
+	PrepareSecrets []api.SecretBinding `json:"prepare_secrets,omitempty"`
+	// RefreshEveryMs is how old a prepared image grows before it is renewed; absent for never.
+	RefreshEveryMs *int64 `json:"refresh_every_ms,omitempty"`
+}
+
+// PreparePolicy gives the network policy of a preparation; it blocks everything without a callback.
+func (t *Template) PreparePolicy() policy.Policy {
+	switch {
+	case t.Prepare == "":
+		return policy.Policy{BlockAll: true}
+	case t.PrepareNetwork != nil:
+		return *t.PrepareNetwork
+	}
+	return t.Network
 }
 
 // Resources bound a Computer. An absent DiskMiB means the installation's default.

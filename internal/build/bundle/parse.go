@@ -13,6 +13,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/secret/binding"
 )
@@ -166,7 +167,11 @@ func (m *Manifest) validateReferences(objects map[string]string) error {
 		if err := image.Config.validate(field + ".config"); err != nil {
 			return err
 		}
-		if err := binding.CheckImage(fmt.Sprintf("plan.templates[%d].secrets", i), m.Plan.Templates[i].Secrets, image.Config.Env); err != nil {
+		t := &m.Plan.Templates[i]
+		if err := binding.CheckImage(fmt.Sprintf("plan.templates[%d].secrets", i), t.Secrets, image.Config.Env); err != nil {
+			return badBinding(err)
+		}
+		if err := binding.CheckImage(fmt.Sprintf("plan.templates[%d].prepare_secrets", i), t.PrepareSecrets, image.Config.Env); err != nil {
 			return badBinding(err)
 		}
 		used[image.Digest] = true
@@ -268,7 +273,10 @@ func (t *Template) validate(field string) error {
 			return bad(field+".resources."+name, "must be a positive whole number")
 		}
 	}
-	if err := t.validateSecrets(field + ".secrets"); err != nil {
+	if err := validateSecrets(field+".secrets", t.Secrets); err != nil {
+		return err
+	}
+	if err := t.validatePreparation(field); err != nil {
 		return err
 	}
 	if t.DeleteAfterUnusedMs != nil {
@@ -277,15 +285,35 @@ func (t *Template) validate(field string) error {
 	return nil
 }
 
-func (t *Template) validateSecrets(field string) error {
-	normal, err := binding.Normalize(field, t.Secrets)
+func (t *Template) validatePreparation(field string) error {
+	switch {
+	case t.Prepare != "" && !declaredID.MatchString(t.Prepare):
+		return bad(field+".prepare", "must match %s", declaredID)
+	case t.Prepare == "" && t.PrepareNetwork != nil:
+		return bad(field+".prepare_network", "is given without a prepare callback")
+	case t.Prepare == "" && len(t.PrepareSecrets) > 0:
+		return bad(field+".prepare_secrets", "has entries without a prepare callback")
+	case !validNumber(t.RefreshEveryMs):
+		return bad(field+".refresh_every_ms", "must be a positive number of milliseconds")
+	}
+	if err := validateSecrets(field+".prepare_secrets", t.PrepareSecrets); err != nil {
+		return err
+	}
+	if err := binding.CheckPolicy(field+".prepare_secrets", t.PrepareSecrets, t.PreparePolicy()); err != nil {
+		return badBinding(err)
+	}
+	return nil
+}
+
+func validateSecrets(field string, bindings []api.SecretBinding) error {
+	normal, err := binding.Normalize(field, bindings)
 	if err == nil {
-		err = binding.CheckSupported(field, t.Secrets)
+		err = binding.CheckSupported(field, bindings)
 	}
 	if err != nil {
 		return badBinding(err)
 	}
-	if len(normal) > 0 && !reflect.DeepEqual(normal, t.Secrets) {
+	if len(normal) > 0 && !reflect.DeepEqual(normal, bindings) {
 		return bad(field, "is not in normal form: origins are sorted, each once, without :443 and a final slash")
 	}
 	return nil

@@ -14,8 +14,20 @@ function* exported() {
   }
 }
 
+/** Every Template by its ID, those that only an Agent names included: what prepares its disk is looked up here. */
+export const templates = new Map()
+
 for (const { kind, definition } of exported()) {
-  if (kind === "agent" && !agents.has(definition.id)) agents.set(definition.id, definition)
+  const known = kind === "agent" ? agents : templates
+  if (!known.has(definition.id)) known.set(definition.id, definition)
+}
+for (const { template } of agents.values()) {
+  if (!templates.has(template.id)) templates.set(template.id, template)
+}
+
+/** Names a callback by the first Template that has it: Templates that share one callback share what it prepares. */
+function callbackOf(prepare) {
+  return prepare && [...templates.values()].filter((template) => template.prepare === prepare).map(({ id }) => id).sort()[0]
 }
 
 /** Every definition once, described as plain JSON: what the build writes into the index. */
@@ -29,6 +41,6 @@ export function definitions() {
     if (kind === "agent" && !found.has(template)) found.set(template, { module, name: `${name}.template`, kind: "template" })
   }
   return [...found].map(([definition, { module, name, kind }]) => ({
-    kind, module, export: name, [kind]: describe(definition),
+    kind, module, export: name, [kind]: kind === "template" ? { ...describe(definition), prepare: callbackOf(definition.prepare) } : describe(definition),
   }))
 }

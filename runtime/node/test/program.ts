@@ -1,4 +1,4 @@
-import { agent, ContentError, image, MessageRejected, template, type AgentDefinition, type InitContext, type JsonValue, type Turn, type TurnContext } from "@helmr/sdk"
+import { agent, ContentError, image, MessageRejected, template, type AgentDefinition, type InitContext, type JsonValue, type PrepareContext, type TemplateDefinition, type Turn, type TurnContext } from "@helmr/sdk"
 
 /** The program that the tests run: one Agent for each thing to prove. Bundled with an SDK of its own, as deployed ones are. */
 
@@ -348,3 +348,35 @@ define("shutdown", async (turn, ctx) => {
   if (text(turn) === "wait") await new Promise<void>((resolve) => turn.signal.addEventListener("abort", () => resolve()))
   return "ok"
 })
+
+export const templates = new Map<string, TemplateDefinition>()
+
+function prepared(id: string, prepare: (context: PrepareContext) => unknown): void {
+  templates.set(id, template({ id, image: box.image, resources: box.resources, prepare: prepare as () => Promise<void> }))
+}
+
+prepared("files", async ({ exec }) => {
+  await exec("printf one > a; cat; echo $NAME >> a", { env: { NAME: "two words" } })
+  await exec(["mkdir", "-p", "sub/deep"])
+  await exec(["/bin/sh", "-c", "pwd > where"], { cwd: "sub/deep" })
+  assert(await exec(["true"]) === undefined)
+  console.log("all written")
+})
+prepared("fails", async ({ exec }) => exec("echo gone wrong >&2; exit 3"))
+prepared("signalled", async ({ exec }) => exec("kill -9 $$"))
+prepared("missing", async ({ exec }) => exec(["/no/such/program"]))
+prepared("throws", () => { throw new Error("no luck") })
+prepared("exits", () => process.exit(0))
+prepared("unawaited", ({ exec }) => { void exec("sleep 0.2; echo late > late") })
+prepared("unawaited-fails", ({ exec }) => { void exec("sleep 0.2; exit 4") })
+prepared("after", ({ exec }) => { setTimeout(() => exec("true").catch((error: Error) => console.log("refused:", error.message)), 50); void exec("sleep 0.3") })
+prepared("handled", async ({ exec }) => { await exec("exit 5").catch((error: Error) => console.log("caught:", error.message)) })
+prepared("stops", async ({ signal, exec }) => {
+  signal.addEventListener("abort", () => console.log("aborted"))
+  console.log("ready")
+  await exec("sleep 100")
+})
+
+function assert(ok: boolean): void {
+  if (!ok) throw new Error("assertion failed")
+}

@@ -8,3 +8,4 @@ export { ContentError, encodeContent, encodeHuman, encodeInput, maxContentBytes,
 export { encodeJson, JsonProblem, utf8Length } from "./json.js"
 export { encodeQuestion } from "./question.js"
 export { MessageRejected } from "./message.js"
+export { isTemplate } from "./template.js"
