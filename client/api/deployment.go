@@ -145,3 +145,22 @@ type TemplatePage struct {
 	Templates    []TemplateInfo `json:"templates"`
 	NextCursor   string         `json:"next_cursor,omitempty"`
 }
+
+// Preparation is the making of the disk that Computers of a Template start with. Status is queued, running, succeeded or
+// failed; Reason is why it was begun: needed, refresh or rotation.
+type Preparation struct {
+	ID           string            `json:"id"`
+	Template     string            `json:"template"`
+	DeploymentID string            `json:"deployment_id"`
+	Status       string            `json:"status"`
+	Reason       string            `json:"reason"`
+	CreatedAt    Time              `json:"created_at"`
+	StartedAt    *Time             `json:"started_at,omitempty"`
+	TerminalAt   *Time             `json:"terminal_at,omitempty"`
+	Error        *PreparationError `json:"error,omitempty"`
+}
+
+// PreparationError says why a preparation failed.
+type PreparationError struct {
+	Message string `json:"message"`
+}

@@ -19,6 +19,7 @@ import (
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/deployment"
 	"helmr.dev/helmr/internal/loop"
+	"helmr.dev/helmr/internal/preparation"
 	"helmr.dev/helmr/internal/secret"
 	"helmr.dev/helmr/internal/server"
 	"helmr.dev/helmr/internal/server/rpc"
@@ -77,8 +78,10 @@ func openInstallation(ctx context.Context, cfg installationConfig) (_ *installat
 	turns := turn.NewService(i.db, time.Now)
 	commands := command.NewService(i.db, time.Now)
 	turns.Host(commands)
+	preparations := preparation.NewService(i.db, commands, time.Now)
+	computers.Prepare(preparations)
 	i.rpc = rpc.New(i.db.Hub(), computers, turns, commands, computer.NewResolver(i.db, secrets, time.Now))
-	i.loops = loop.New(i.db.Hub(), cfg.log, slices.Concat(computers.Loops(), turns.Loops(), commands.Loops())...)
+	i.loops = loop.New(i.db.Hub(), cfg.log, slices.Concat(computers.Loops(), turns.Loops(), commands.Loops(), preparations.Loops())...)
 	var mounts map[string]http.Handler
 	if cfg.mounts != nil {
 		mounts = cfg.mounts(i.rpc)

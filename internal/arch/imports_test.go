@@ -7,7 +7,7 @@ import (
 )
 
 // rooms stand in one line; a room imports rooms to its left only. A reference the other way is an id.
-var rooms = []string{"access", "secret", "deployment", "computer", "session", "turn", "command", "trigger", "delegation", "slack"}
+var rooms = []string{"access", "secret", "deployment", "computer", "session", "turn", "command", "preparation", "trigger", "delegation", "slack"}
 
 // allowed says which packages of this module a package may import, each with its reason. A folder stands for all
 // packages below it unless one has an entry of its own. Rooms and the generated wire formats come from the code below.

@@ -9,6 +9,7 @@ import (
 
 	"helmr.dev/helmr/internal/command"
 	"helmr.dev/helmr/internal/computer"
+	"helmr.dev/helmr/internal/preparation"
 	"helmr.dev/helmr/internal/secret"
 	"helmr.dev/helmr/internal/session"
 	"helmr.dev/helmr/internal/turn"
@@ -31,6 +32,7 @@ func TestStateDiagrams(t *testing.T) {
 	draw("Question", "internal/turn", turn.QuestionStatuses.Diagram(turn.QuestionPending))
 	draw("Residency of a Computer", "internal/computer", computer.Residencies.Diagram(computer.Cold))
 	draw("Secret", "internal/secret", secret.Statuses.Diagram(secret.Active))
+	draw("Preparation", "internal/preparation", preparation.Statuses.Diagram(preparation.Queued))
 	draw("Command", "internal/command", command.Statuses.Diagram(command.Pending))
 	path := filepath.Join("..", "..", "docs", "states.md")
 	if *update {

@@ -38,6 +38,9 @@ func (s *Service) Exchange(tx *db.Tx, c *computer.Row, now int64, req *workerpb.
 	}
 	var o turn.Occupancy
 	for _, r := range rows {
+		if r.changed && c.Purpose == computer.ForPreparation {
+			tx.Signal(computer.PreparationTopic)
+		}
 		if err := r.store(tx); err != nil {
 			return o, err
 		}
@@ -171,7 +174,7 @@ func (x *exchange) send(r *row) error {
 	}
 	x.sent += len(text)
 	x.out.Commands = append(x.out.Commands, &workerpb.WantedCommand{CommandId: r.ID, Action: workerpb.WantedCommand_ACTION_RUN,
-		Argv: q.Argv, Env: q.Env, Cwd: q.Cwd, Stdin: q.Stdin, TimeoutMs: r.TimeoutMs, Secrets: x.c.Secrets > 0})
+		Argv: q.Argv, Env: q.Env, Cwd: q.Cwd, Stdin: q.Stdin, TimeoutMs: r.TimeoutMs, Secrets: x.c.Secrets > 0, ProgramDigest: q.Program})
 	return nil
 }
 

@@ -38,6 +38,8 @@ type request struct {
 	Env   []string `json:"env,omitempty"` // NAME=value
 	Cwd   string   `json:"cwd,omitempty"`
 	Stdin []byte   `json:"stdin,omitempty"`
+	// Program is the digest of a Deployment's program that has to be in place, of Commands of the platform.
+	Program string `json:"program,omitempty"`
 }
 
 var (

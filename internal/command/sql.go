@@ -49,7 +49,7 @@ const (
 	// Computers whose Template has them deleted when they are unused, that are. The clock runs from the last end of a Session
 	// or Command, or from the creation. CROSS JOIN keeps SQLite from walking through all Computers to find such Templates.
 	sqlUnusedFrom = `FROM template_definitions d CROSS JOIN computers c
-		WHERE d.delete_after_unused_ms IS NOT NULL AND c.deployment_id = d.deployment_id AND c.template_id = d.template_id AND c.status = 'available'
+		WHERE d.delete_after_unused_ms IS NOT NULL AND c.deployment_id = d.deployment_id AND c.template_id = d.template_id AND c.status = 'available' AND c.purpose = 'use'
 			AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.computer_id = c.id AND s.released_at IS NULL)
 			AND NOT EXISTS (SELECT 1 FROM commands m WHERE m.computer_id = c.id AND m.open = 1)
 			AND c.created_at + d.delete_after_unused_ms <= ?

@@ -48,6 +48,25 @@ const (
 	StopShutdown = "shutdown"
 )
 
+// What an accepted piece of work waits for.
+const (
+	waitScheduling = "scheduling"
+	waitLimit      = "environment_limit"
+)
+
+// Purposes of Computers.
+const (
+	ForUse         = "use"
+	ForPreparation = "preparation"
+)
+
+// What the disk of a Computer starts with: the image of its Template, a prepared image that is not chosen yet, or one that is.
+const (
+	FirstImage    = "image"
+	FirstAwaited  = "awaited"
+	FirstPrepared = "prepared"
+)
+
 // Row is a Computer as stored. Change it through the functions of this package, then Update it.
 type Row struct {
 	ID, EnvironmentID         string
@@ -75,7 +94,13 @@ type Row struct {
 	Secrets int64
 	// CaptureID is the capture under way while hibernating, and the one to restore while hibernated or resuming.
 	CaptureID *string
-	changed   bool
+	// Purpose is ForUse, or ForPreparation of a Computer that makes a prepared image.
+	Purpose string
+	// FirstDisk says what its disk starts with; PreparationID is the prepared image it waits for or has, FirstManifest that
+	// of the chosen one.
+	FirstDisk                    string
+	PreparationID, FirstManifest *string
+	changed                      bool
 }
 
 // move takes one arrow of the residency table.

@@ -69,7 +69,7 @@ func (s *Service) create(tx *db.Tx, environmentID string, req api.ComputerCreate
 		return nil, err
 	}
 	return Create(tx, db.Millis(s.now()), New{EnvironmentID: environmentID, Key: req.Key, TemplateID: t.TemplateID, DeploymentID: deploymentID,
-		MilliCPU: t.MilliCPU, MemoryMiB: t.MemoryMiB, DiskMiB: t.DiskMiB, ImageDigest: t.ImageDigest, Secrets: bindings})
+		MilliCPU: t.MilliCPU, MemoryMiB: t.MemoryMiB, DiskMiB: t.DiskMiB, ImageDigest: t.ImageDigest, Secrets: bindings, Prepared: t.Prepared()})
 }
 
 // Delete begins the deletion of a locked Computer that nobody uses: it takes no new work, and is deleted once no Worker

@@ -37,6 +37,8 @@ type waiting struct {
 	wants request
 	// wait is what its last look found it waiting for; nil before the first.
 	wait *string
+	// firstDisk may end its waiting without a place: its prepared image will never be.
+	firstDisk string
 }
 
 // request is what placement asks for: two Computers with the same get the same answer.
@@ -60,7 +62,7 @@ func (s *Service) dispatch(ctx context.Context) (time.Duration, error) {
 		}
 		for _, c := range page {
 			after = c.id
-			if wait, ok := refused[c.wants]; ok && c.wait != nil && *c.wait == wait {
+			if wait, ok := refused[c.wants]; ok && c.wait != nil && *c.wait == wait && c.firstDisk != FirstAwaited {
 				continue
 			}
 			wait, err := s.place(ctx, c.id)
@@ -96,7 +98,7 @@ func (s *Service) wanted(ctx context.Context, now int64, after string) ([]waitin
 		page = nil
 		return tx.Query(func(sc func(...any) error) error {
 			var c waiting
-			err := sc(&c.id, &c.wants.environmentID, &c.wants.cpu, &c.wants.memory, &c.wants.diskMiB, &c.wait)
+			err := sc(&c.id, &c.wants.environmentID, &c.wants.cpu, &c.wants.memory, &c.wants.diskMiB, &c.wait, &c.firstDisk)
 			page = append(page, c)
 			return err
 		}, sqlWanted, after, now, dispatchPage)
@@ -110,8 +112,15 @@ func (s *Service) place(ctx context.Context, computerID string) (wait string, er
 		wait = ""
 		now := db.Millis(s.now())
 		r, err := Lock(tx, computerID)
-		if err != nil || !r.WorkWanted || r.Resident() || r.Status != "available" || (r.RetryAt != nil && *r.RetryAt > now) {
+		if err != nil || !r.WorkWanted || r.Resident() || r.Status != "available" || (r.RetryAt != nil && *r.RetryAt > now) || (r.RetryAt == nil && r.Residency == Unavailable) {
 			return err
+		}
+		image, wanting, err := s.firstDisk(tx, r, now)
+		if err != nil {
+			return err
+		}
+		if wanting {
+			return Update(tx, r)
 		}
 		var worker string
 		if wait, worker, err = s.choose(tx, r); err != nil {
@@ -127,6 +136,11 @@ func (s *Service) place(ctx context.Context, computerID string) (wait string, er
 		}
 		if r.Residency == Unavailable {
 			if err := r.move(Cold, now); err != nil {
+				return err
+			}
+		}
+		if image != nil {
+			if err := r.usePrepared(tx, image, now); err != nil {
 				return err
 			}
 		}
@@ -158,7 +172,7 @@ func (s *Service) choose(tx *db.Tx, r *Row) (wait, workerID string, err error) {
 		return "", "", fmt.Errorf("read limits: %w", err)
 	}
 	if count+1 > maxCount || cpu+r.MilliCPU > maxCPU || (memory+r.MemoryMiB)<<20 > maxMemory {
-		return "environment_limit", "", nil
+		return waitLimit, "", nil
 	}
 	best := ""
 	err = tx.Query(func(sc func(...any) error) error {
@@ -175,7 +189,7 @@ func (s *Service) choose(tx *db.Tx, r *Row) (wait, workerID string, err error) {
 		return "", "", fmt.Errorf("read workers: %w", err)
 	}
 	if best == "" {
-		return "scheduling", "", nil
+		return waitScheduling, "", nil
 	}
 	return "", best, nil
 }

@@ -79,9 +79,13 @@ func PublishSave(tx *db.Tx, r *Row, now int64, saveID, manifest string, size, st
 	return true, nil
 }
 
-// RecoveryManifest gives the manifest the disk starts from, "" for the image itself.
+// RecoveryManifest gives the manifest the disk starts from, "" for the image itself. Before the first Save of r that is
+// the prepared image.
 func RecoveryManifest(tx *db.Tx, r *Row) (string, error) {
 	if r.RecoverySaveID == nil {
+		if r.FirstManifest != nil {
+			return *r.FirstManifest, nil
+		}
 		return "", nil
 	}
 	var manifest string
@@ -89,6 +93,19 @@ func RecoveryManifest(tx *db.Tx, r *Row) (string, error) {
 		return "", fmt.Errorf("read recovery point: %w", err)
 	}
 	return manifest, nil
+}
+
+// Published gives the manifest of a Save once it is published, or tells that it has failed.
+func Published(tx *db.Tx, saveID string) (manifest string, failed bool, err error) {
+	var digest *string
+	var status string
+	if _, err := tx.Get([]any{&digest, &status}, sqlSaveState, saveID); err != nil {
+		return "", false, fmt.Errorf("read save: %w", err)
+	}
+	if digest != nil && status == "published" {
+		manifest = *digest
+	}
+	return manifest, status == "failed", nil
 }
 
 // UnfinishedSaves counts the Saves of r that are neither published nor failed.

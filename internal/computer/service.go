@@ -16,6 +16,7 @@ type Service struct {
 	now func() time.Time
 	// readySince is when this server began: Workers that are silent are given time to come back after a restart.
 	readySince time.Time
+	images     PreparedImages
 }
 
 // NewService makes the room's service. now is the clock.

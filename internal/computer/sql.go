@@ -3,20 +3,24 @@ package computer
 const (
 	columns = `id, environment_id, key, template_id, deployment_id, status, residency, execution_wait, error_code, error_message,
 		milli_cpu, memory_mib, disk_mib, image_digest, worker_id, lease_epoch, work_wanted, stopping, stopping_save_id, start_failures, retry_at,
-		last_save_number, recovery_save_id, unused_since, last_activity_at, created_at, updated_at, secrets, capture_id`
+		last_save_number, recovery_save_id, unused_since, last_activity_at, created_at, updated_at, secrets, capture_id,
+		purpose, first_disk, preparation_id, first_manifest`
 
 	sqlInsert = `INSERT INTO computers (` + columns + `)
-		VALUES (?, ?, ?, ?, ?, 'available', 'cold', NULL, NULL, NULL, ?, ?, ?, ?, NULL, 0, 0, NULL, NULL, 0, NULL, 0, NULL, ?, ?, ?, ?, ?, NULL)`
+		VALUES (?, ?, ?, ?, ?, 'available', 'cold', NULL, NULL, NULL, ?, ?, ?, ?, NULL, 0, 0, NULL, NULL, 0, NULL, 0, NULL, ?, ?, ?, ?, ?, NULL, ?, ?, NULL, NULL)`
 	sqlLock      = `SELECT ` + columns + ` FROM computers WHERE id = ? {lock}`
-	sqlGet       = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND id = ?`
+	sqlGet       = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND id = ? AND purpose = 'use'`
 	sqlByKey     = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND key = ? AND status <> 'deleted'`
-	sqlResidency = `SELECT residency FROM computers WHERE environment_id = ? AND id = ?`
-	sqlList      = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND id < ? ORDER BY id DESC LIMIT ?`
+	sqlResidency = `SELECT residency FROM computers WHERE environment_id = ? AND id = ? AND purpose = 'use'`
+	sqlList      = `SELECT ` + columns + ` FROM computers WHERE environment_id = ? AND id < ? AND purpose = 'use' ORDER BY id DESC LIMIT ?`
 	sqlUpdate    = `UPDATE computers SET status = ?, residency = ?, execution_wait = ?, error_code = ?, error_message = ?, worker_id = ?, lease_epoch = ?,
 		work_wanted = ?, stopping = ?, stopping_save_id = ?, start_failures = ?, retry_at = ?, last_save_number = ?, recovery_save_id = ?, unused_since = ?,
-		last_activity_at = ?, updated_at = ?, capture_id = ? WHERE id = ?`
-	sqlWanted = `SELECT id, environment_id, milli_cpu, memory_mib, disk_mib, execution_wait FROM computers
-		WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable', 'hibernated') AND id > ? AND (retry_at IS NULL OR retry_at <= ?) ORDER BY id LIMIT ?`
+		last_activity_at = ?, updated_at = ?, capture_id = ?, first_disk = ?, preparation_id = ?, first_manifest = ? WHERE id = ?`
+	// Not those whose prepared image is still to be made, nor unavailable ones that are not tried again.
+	sqlWanted = `SELECT c.id, c.environment_id, c.milli_cpu, c.memory_mib, c.disk_mib, c.execution_wait, c.first_disk FROM computers c
+		WHERE c.work_wanted = 1 AND c.residency IN ('cold', 'unavailable', 'hibernated') AND c.id > ? AND ((c.retry_at IS NULL AND c.residency <> 'unavailable') OR c.retry_at <= ?)
+		AND (c.first_disk <> 'awaited' OR NOT EXISTS (SELECT 1 FROM preparations p WHERE p.id = c.preparation_id AND p.status IN ('queued', 'running')))
+		ORDER BY c.id LIMIT ?`
 	sqlNextTry  = `SELECT MIN(retry_at) FROM computers WHERE work_wanted = 1 AND residency IN ('cold', 'unavailable', 'hibernated') AND retry_at > ?`
 	sqlUnused   = `SELECT id FROM computers WHERE residency = 'running' AND stopping IS NULL AND unused_since <= ? LIMIT 100`
 	sqlOfWorker = `SELECT id, lease_epoch FROM computers WHERE worker_id = ? ORDER BY id`
@@ -45,6 +49,7 @@ const (
 	sqlSaveFail       = `UPDATE saves SET status = 'failed' WHERE computer_id = ? AND status IN ('requested', 'captured')`
 	sqlSaveNumber     = `SELECT number FROM saves WHERE id = ?`
 	sqlSaveManifest   = `SELECT manifest_digest FROM saves WHERE id = ?`
+	sqlSaveState      = `SELECT manifest_digest, status FROM saves WHERE id = ?`
 	sqlSaveUnfinished = `SELECT COUNT(*) FROM saves WHERE computer_id = ? AND status IN ('requested', 'captured')`
 )
 
@@ -64,7 +69,7 @@ const (
 	sqlReservationCreate = `INSERT INTO environment_reservations (environment_id, reserved_mib) VALUES (?, 0) ON CONFLICT DO NOTHING`
 	sqlReservationLock   = `SELECT reserved_mib FROM environment_reservations WHERE environment_id = ? {lock}`
 	sqlReservationSet    = `UPDATE environment_reservations SET reserved_mib = ? WHERE environment_id = ?`
-	sqlReserved          = `SELECT (SELECT COALESCE(SUM(c.disk_mib), 0) FROM computers c WHERE c.environment_id = ? AND c.status <> 'deleted'), e.max_reserved_storage_bytes
+	sqlReserved          = `SELECT (SELECT COALESCE(SUM(c.disk_mib), 0) FROM computers c WHERE c.environment_id = ? AND c.status <> 'deleted' AND c.purpose = 'use'), e.max_reserved_storage_bytes
 		FROM environments e WHERE e.id = ?`
 )
 
@@ -83,7 +88,7 @@ const (
 		AND s.environment_id = ? AND s.name = b.secret AND v.environment_id = s.environment_id AND v.secret = s.name AND v.version = s.version
 		AND (s.status <> 'active' OR v.size_bytes > ?) ORDER BY b.position`
 	sqlExposed = `SELECT ` + columns + `, (SELECT MAX(e.kind) FROM secret_exposures e WHERE e.environment_id = c.environment_id AND e.secret = ? AND e.computer_id = c.id)
-		FROM computers c WHERE c.environment_id = ? AND c.status <> 'deleted' AND c.id < ?
+		FROM computers c WHERE c.environment_id = ? AND c.status <> 'deleted' AND c.purpose = 'use' AND c.id < ?
 		AND EXISTS (SELECT 1 FROM secret_exposures e WHERE e.environment_id = c.environment_id AND e.secret = ? AND e.computer_id = c.id)
 		ORDER BY c.id DESC LIMIT ?`
 )

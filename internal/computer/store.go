@@ -1,6 +1,7 @@
 package computer
 
 import (
+	"cmp"
 	"fmt"
 
 	"helmr.dev/helmr/client/api"
@@ -11,6 +12,9 @@ import (
 
 // DispatchTopic is signalled when a Computer may need a Worker.
 const DispatchTopic = "dispatch"
+
+// PreparationTopic is signalled when something about a Computer that makes a prepared image has changed.
+const PreparationTopic = "preparations"
 
 // Topic is signalled when a client's view of the Computer may have changed.
 func Topic(computerID string) string { return "computer/" + computerID }
@@ -27,6 +31,10 @@ type New struct {
 	ImageDigest              string
 	// Secrets are its bindings, normalized; the Secrets exist.
 	Secrets []api.SecretBinding
+	// Prepared says that its disk starts with a prepared image.
+	Prepared bool
+	// Purpose is ForUse if empty.
+	Purpose string
 }
 
 // Create adds a cold Computer and gives it locked.
@@ -39,10 +47,15 @@ func Create(tx *db.Tx, now int64, n New) (*Row, error) {
 	if n.Key != "" {
 		key = &n.Key
 	}
+	first := FirstImage
+	if n.Prepared {
+		first = FirstAwaited
+	}
 	r := &Row{ID: id.New(), EnvironmentID: n.EnvironmentID, Key: key, TemplateID: n.TemplateID, DeploymentID: n.DeploymentID, Status: "available",
 		Residency: Cold, MilliCPU: n.MilliCPU, MemoryMiB: n.MemoryMiB, DiskMiB: disk, ImageDigest: n.ImageDigest, UnusedSince: &now,
-		LastActivityAt: now, CreatedAt: now, UpdatedAt: now, Secrets: int64(len(n.Secrets))}
-	_, err := tx.Exec(sqlInsert, r.ID, r.EnvironmentID, r.Key, r.TemplateID, r.DeploymentID, r.MilliCPU, r.MemoryMiB, r.DiskMiB, r.ImageDigest, now, now, now, now, r.Secrets)
+		LastActivityAt: now, CreatedAt: now, UpdatedAt: now, Secrets: int64(len(n.Secrets)),
+		Purpose: cmp.Or(n.Purpose, ForUse), FirstDisk: first}
+	_, err := tx.Exec(sqlInsert, r.ID, r.EnvironmentID, r.Key, r.TemplateID, r.DeploymentID, r.MilliCPU, r.MemoryMiB, r.DiskMiB, r.ImageDigest, now, now, now, now, r.Secrets, r.Purpose, r.FirstDisk)
 	if err != nil {
 		return nil, fmt.Errorf("insert computer: %w", err)
 	}
@@ -55,7 +68,8 @@ func scan(scan func(...any) error, extra ...any) (*Row, error) {
 	var wanted int
 	err := scan(append([]any{&r.ID, &r.EnvironmentID, &r.Key, &r.TemplateID, &r.DeploymentID, &r.Status, &r.Residency, &r.ExecutionWait, &r.ErrorCode, &r.ErrorMessage,
 		&r.MilliCPU, &r.MemoryMiB, &r.DiskMiB, &r.ImageDigest, &r.WorkerID, &r.LeaseEpoch, &wanted, &r.Stopping, &r.StoppingSaveID, &r.StartFailures, &r.RetryAt,
-		&r.LastSaveNumber, &r.RecoverySaveID, &r.UnusedSince, &r.LastActivityAt, &r.CreatedAt, &r.UpdatedAt, &r.Secrets, &r.CaptureID}, extra...)...)
+		&r.LastSaveNumber, &r.RecoverySaveID, &r.UnusedSince, &r.LastActivityAt, &r.CreatedAt, &r.UpdatedAt, &r.Secrets, &r.CaptureID,
+		&r.Purpose, &r.FirstDisk, &r.PreparationID, &r.FirstManifest}, extra...)...)
 	r.WorkWanted = wanted == 1
 	return &r, err
 }
@@ -88,7 +102,7 @@ func LockAvailable(tx *db.Tx, environmentID, computerID string) (*Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.EnvironmentID != environmentID {
+	if r.EnvironmentID != environmentID || r.Purpose != ForUse {
 		return nil, fault.New(fault.ComputerNotFound, "computer %s does not exist", computerID)
 	}
 	return r, r.RequireWork()
@@ -117,9 +131,13 @@ func Update(tx *db.Tx, r *Row) error {
 		wanted = 1
 	}
 	_, err := tx.Exec(sqlUpdate, r.Status, string(r.Residency), r.ExecutionWait, r.ErrorCode, r.ErrorMessage, r.WorkerID, r.LeaseEpoch, wanted, r.Stopping,
-		r.StoppingSaveID, r.StartFailures, r.RetryAt, r.LastSaveNumber, r.RecoverySaveID, r.UnusedSince, r.LastActivityAt, r.UpdatedAt, r.CaptureID, r.ID)
+		r.StoppingSaveID, r.StartFailures, r.RetryAt, r.LastSaveNumber, r.RecoverySaveID, r.UnusedSince, r.LastActivityAt, r.UpdatedAt, r.CaptureID,
+		r.FirstDisk, r.PreparationID, r.FirstManifest, r.ID)
 	if err != nil {
 		return fmt.Errorf("update computer: %w", err)
+	}
+	if r.Purpose == ForPreparation {
+		tx.Signal(PreparationTopic)
 	}
 	tx.Signal(Topic(r.ID))
 	if r.WorkerID == nil {

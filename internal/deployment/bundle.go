@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/access"
@@ -172,7 +173,7 @@ func (s *Service) register(tx *db.Tx, environmentID string, by api.Actor, digest
 		return api.Deployment{}, err
 	}
 	for _, t := range m.Plan.Templates {
-		if err := secret.RequireExisting(tx, environmentID, fmt.Sprintf("Template %q", t.ID), binding.Names(t.Secrets)); err != nil {
+		if err := secret.RequireExisting(tx, environmentID, fmt.Sprintf("Template %q", t.ID), binding.Names(slices.Concat(t.Secrets, t.PrepareSecrets))); err != nil {
 			return api.Deployment{}, err
 		}
 	}

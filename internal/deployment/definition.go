@@ -34,7 +34,17 @@ type TemplateDefinition struct {
 	Network             json.RawMessage // the normalized network policy
 	// Secrets are the bindings of its Computers, normalized.
 	Secrets []api.SecretBinding
+	// Prepare names its prepare callback by the first Template of the program that has the same one; "" without a callback.
+	// PrepareNetwork and PrepareSecrets are of its phase.
+	Prepare        string
+	PrepareNetwork json.RawMessage
+	PrepareSecrets []api.SecretBinding
+	// RefreshEveryMs is how old a prepared image grows before it is renewed; nil for never.
+	RefreshEveryMs *int64
 }
+
+// Prepared tells whether the disks of its Computers are prepared by a callback.
+func (t *TemplateDefinition) Prepared() bool { return t.Prepare != "" }
 
 // Current gives the current Deployment of an Environment. Without one it fails with no_current_deployment.
 func Current(tx *db.Tx, environmentID string) (string, error) {
@@ -43,6 +53,12 @@ func Current(tx *db.Tx, environmentID string) (string, error) {
 		return "", fault.New(fault.NoCurrentDeployment, "The Environment has no current Deployment; deploy or promote one first.")
 	}
 	return deploymentID, err
+}
+
+// RequireOf refuses a Deployment that is not of the Environment: deployment_not_found.
+func RequireOf(tx *db.Tx, environmentID, deploymentID string) error {
+	_, err := read(tx, environmentID, deploymentID)
+	return err
 }
 
 // currentOrNone is Current with "" for none.
@@ -71,7 +87,7 @@ func FindAgent(tx *db.Tx, deploymentID, agentID string) (*AgentDefinition, error
 func FindTemplate(tx *db.Tx, deploymentID, templateID string) (*TemplateDefinition, error) {
 	t := TemplateDefinition{TemplateID: templateID}
 	var text string
-	found, err := tx.Get([]any{&t.MilliCPU, &t.MemoryMiB, &t.DiskMiB, &t.ImageDigest, &t.DeleteAfterUnusedMs, &text}, sqlFindTemplate, deploymentID, templateID)
+	found, err := tx.Get([]any{&t.MilliCPU, &t.MemoryMiB, &t.DiskMiB, &t.ImageDigest, &t.DeleteAfterUnusedMs, &t.RefreshEveryMs, &text}, sqlFindTemplate, deploymentID, templateID)
 	if err != nil {
 		return nil, fmt.Errorf("read template definition: %w", err)
 	}
@@ -82,8 +98,34 @@ func FindTemplate(tx *db.Tx, deploymentID, templateID string) (*TemplateDefiniti
 	if err := json.Unmarshal([]byte(text), &rest); err != nil {
 		return nil, fmt.Errorf("decode template definition: %w", err)
 	}
-	t.ImageConfig, t.Secrets, t.Network = rest.ImageConfig, rest.Secrets, rest.Network
+	t.ImageConfig, t.Secrets, t.Network, t.Prepare, t.PrepareNetwork = rest.ImageConfig, rest.Secrets, rest.Network, rest.Prepare, rest.PrepareNetwork
+	if len(rest.PrepareSecrets) > 0 {
+		if err := json.Unmarshal(rest.PrepareSecrets, &t.PrepareSecrets); err != nil {
+			return nil, fmt.Errorf("decode template definition: %w", err)
+		}
+	}
 	return &t, nil
+}
+
+// Refreshed names a Template of a current Deployment whose prepared image is renewed.
+type Refreshed struct {
+	EnvironmentID, DeploymentID, TemplateID string
+	EveryMs                                 int64
+}
+
+// Refreshing gives the Templates of all current Deployments whose prepared images are renewed.
+func Refreshing(tx *db.Tx) ([]Refreshed, error) {
+	var out []Refreshed
+	err := tx.Query(func(scan func(...any) error) error {
+		var r Refreshed
+		err := scan(&r.EnvironmentID, &r.DeploymentID, &r.TemplateID, &r.EveryMs)
+		out = append(out, r)
+		return err
+	}, sqlRefreshing)
+	if err != nil {
+		return nil, fmt.Errorf("read refreshing templates: %w", err)
+	}
+	return out, nil
 }
 
 // AgentDeleted tells whether an Agent identity of the Environment is marked deleted. An unknown Agent is not.
@@ -118,10 +160,8 @@ type templateRest struct {
 	PrepareNetwork json.RawMessage     `json:"prepare_network"`
 	PrepareSecrets json.RawMessage     `json:"prepare_secrets"`
 	Secrets        []api.SecretBinding `json:"secrets,omitempty"`
+	Prepare        string              `json:"prepare,omitempty"`
 }
-
-// noPrepareNetwork is what a Template without a prepare callback shows; manifests carry no callback yet.
-var noPrepareNetwork = json.RawMessage(`{"blockAll":true}`)
 
 var emptyList = json.RawMessage(`[]`)
 
@@ -141,12 +181,25 @@ func writeDefinitions(tx *db.Tx, environmentID, deploymentID string, now int64, 
 		if err != nil {
 			return fmt.Errorf("encode network policy: %w", err)
 		}
-		rest, err := json.Marshal(templateRest{ImageConfig: config, Network: network, PrepareNetwork: noPrepareNetwork, PrepareSecrets: emptyList, Secrets: t.Secrets})
+		rest := templateRest{ImageConfig: config, Network: network, PrepareSecrets: emptyList, Secrets: t.Secrets, Prepare: t.Prepare}
+		if rest.PrepareNetwork, err = json.Marshal(t.PreparePolicy()); err != nil {
+			return fmt.Errorf("encode network policy: %w", err)
+		}
+		if len(t.PrepareSecrets) > 0 {
+			if rest.PrepareSecrets, err = json.Marshal(t.PrepareSecrets); err != nil {
+				return fmt.Errorf("encode bindings: %w", err)
+			}
+		}
+		text, err := json.Marshal(rest)
 		if err != nil {
 			return fmt.Errorf("encode template definition: %w", err)
 		}
+		var refresh *int64 // of a prepared image: without a callback there is none
+		if t.Prepare != "" {
+			refresh = t.RefreshEveryMs
+		}
 		_, err = tx.Exec(sqlTemplateInsert, deploymentID, t.ID, t.Resources.MilliCPU, t.Resources.MemoryMiB, t.Resources.DiskMiB,
-			image.Digest, t.DeleteAfterUnusedMs, string(rest))
+			image.Digest, t.DeleteAfterUnusedMs, refresh, string(text))
 		if err != nil {
 			return fmt.Errorf("write template definition: %w", err)
 		}

@@ -58,13 +58,15 @@ const (
 const (
 	templateResources = `milli_cpu, memory_mib, disk_mib`
 
-	sqlFindTemplate = `SELECT ` + templateResources + `, image_digest, delete_after_unused_ms, definition
+	sqlFindTemplate = `SELECT ` + templateResources + `, image_digest, delete_after_unused_ms, refresh_every_ms, definition
 		FROM template_definitions WHERE deployment_id = ? AND template_id = ?`
 	sqlTemplateDetail = `SELECT template_id, ` + templateResources + `, definition FROM template_definitions WHERE deployment_id = ? AND template_id = ?`
 	sqlTemplateList   = `SELECT template_id, ` + templateResources + `, definition FROM template_definitions
 		WHERE deployment_id = ? AND template_id > ? ORDER BY template_id LIMIT ?`
 	sqlTemplatesOf = `SELECT template_id, ` + templateResources + ` FROM template_definitions WHERE deployment_id = ? ORDER BY template_id`
 
-	sqlTemplateInsert = `INSERT INTO template_definitions (deployment_id, template_id, ` + templateResources + `, image_digest, delete_after_unused_ms, definition)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?)`
+	sqlTemplateInsert = `INSERT INTO template_definitions (deployment_id, template_id, ` + templateResources + `, image_digest, delete_after_unused_ms, refresh_every_ms, definition)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`
+	sqlRefreshing = `SELECT c.environment_id, c.deployment_id, d.template_id, d.refresh_every_ms FROM current_deployments c
+		JOIN template_definitions d ON d.deployment_id = c.deployment_id WHERE d.refresh_every_ms IS NOT NULL ORDER BY c.environment_id, d.template_id`
 )

@@ -87,6 +87,14 @@ func Expose(tx *db.Tx, environmentID string, v *Sealed, computerID string, kind 
 	return nil
 }
 
+// ExposeImage records that a Computer starts with a disk that was prepared on another one, with the versions handed to that.
+func ExposeImage(tx *db.Tx, environmentID, preparedOn, computerID string, now int64) error {
+	if _, err := tx.Exec(sqlExposeImage, computerID, now, environmentID, preparedOn); err != nil {
+		return fmt.Errorf("record exposure: %w", err)
+	}
+	return nil
+}
+
 // TooLong refuses a value that a program cannot be given through a variable of that name.
 func TooLong(v *Sealed, variable string) error {
 	return unavailable([]string{v.Name}, "Secret %q has %d bytes, which is more than a program can be given in the variable %s; bind it as a file", v.Name, v.Size, variable)

@@ -20,5 +20,7 @@ const (
 		JOIN secret_versions v ON v.environment_id = s.environment_id AND v.secret = s.name AND v.version = s.version
 		WHERE s.environment_id = ? AND s.name = ?`
 
+	sqlExposeImage = `INSERT INTO secret_exposures (environment_id, secret, computer_id, version, kind, created_at)
+		SELECT environment_id, secret, ?, version, 'image', ? FROM secret_exposures WHERE environment_id = ? AND computer_id = ? AND kind = 'received' ON CONFLICT DO NOTHING`
 	sqlExposure = `INSERT INTO secret_exposures (environment_id, secret, computer_id, version, kind, created_at) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
 )

@@ -154,7 +154,7 @@ func (x *exchange) use() {
 			return
 		}
 	}
-	if x.others == (Occupancy{}) {
+	if x.others == (Occupancy{}) && x.c.Purpose == computer.ForUse {
 		x.c.Unwanted(x.now)
 	}
 }
@@ -170,7 +170,11 @@ func (x *exchange) spec() error {
 		return err
 	}
 	network := "" // blocks everything
-	if template != nil {
+	switch {
+	case template == nil:
+	case x.c.Purpose == computer.ForPreparation:
+		network = string(template.PrepareNetwork)
+	default:
 		network = string(template.Network)
 	}
 	x.out.Spec = &workerpb.ComputerSpec{EnvironmentId: x.c.EnvironmentID, ImageDigest: x.c.ImageDigest, MilliCpu: x.c.MilliCPU, MemoryMib: x.c.MemoryMiB,

@@ -154,7 +154,7 @@ func (s *Service) computerFor(tx *db.Tx, now int64, environmentID, deploymentID,
 		return nil, fmt.Errorf("deployment %s lacks template %s", deploymentID, templateID)
 	}
 	return computer.Create(tx, now, computer.New{EnvironmentID: environmentID, TemplateID: templateID, DeploymentID: deploymentID,
-		MilliCPU: t.MilliCPU, MemoryMiB: t.MemoryMiB, DiskMiB: t.DiskMiB, ImageDigest: t.ImageDigest, Secrets: t.Secrets})
+		MilliCPU: t.MilliCPU, MemoryMiB: t.MemoryMiB, DiskMiB: t.DiskMiB, ImageDigest: t.ImageDigest, Secrets: t.Secrets, Prepared: t.Prepared()})
 }
 
 // admit queues input on u. Errors: secret_unavailable.

@@ -143,7 +143,7 @@ func (c *computer) commandCallsLocked(resp *workerpb.ExchangeResponse, link *gue
 // runCommand has the guest run a Command. If the guest says no, the server hears that it does not have it and asks again.
 func (c *computer) runCommand(ctx context.Context, link *guest.Client, k *command, want *workerpb.WantedCommand) error {
 	c.mu.Lock()
-	config := c.config
+	config, environmentID := c.config, c.env
 	c.mu.Unlock()
 	cwd := want.GetCwd()
 	if cwd == "" {
@@ -154,7 +154,10 @@ func (c *computer) runCommand(ctx context.Context, link *guest.Client, k *comman
 	}
 	env, refused := environment(config), ""
 	var err error
-	if want.GetSecrets() {
+	if program := want.GetProgramDigest(); program != "" {
+		err = c.w.assets.program(ctx, environmentID, program)
+	}
+	if err == nil && want.GetSecrets() {
 		var variables []string
 		variables, refused, err = c.deliverSecrets(ctx, link, config.User)
 		env = overlay(env, variables)

@@ -2119,7 +2119,9 @@ type WantedCommand struct {
 	Stdin     []byte   `protobuf:"bytes,6,opt,name=stdin,proto3" json:"stdin,omitempty"`
 	TimeoutMs int64    `protobuf:"varint,7,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	// Secrets are bound to the Computer; ask for them.
-	Secrets       bool `protobuf:"varint,8,opt,name=secrets,proto3" json:"secrets,omitempty"`
+	Secrets bool `protobuf:"varint,8,opt,name=secrets,proto3" json:"secrets,omitempty"`
+	// A program to have in place first; empty for none.
+	ProgramDigest string `protobuf:"bytes,9,opt,name=program_digest,json=programDigest,proto3" json:"program_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2208,6 +2210,13 @@ func (x *WantedCommand) GetSecrets() bool {
 		return x.Secrets
 	}
 	return false
+}
+
+func (x *WantedCommand) GetProgramDigest() string {
+	if x != nil {
+		return x.ProgramDigest
+	}
+	return ""
 }
 
 type ResolveSecretsRequest struct {
@@ -3068,7 +3077,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"END_EXITED\x10\x00\x12\x11\n" +
 	"\rEND_CANCELLED\x10\x01\x12\x11\n" +
 	"\rEND_TIMED_OUT\x10\x02\x12\r\n" +
-	"\tEND_FAULT\x10\x03\"\xb4\x02\n" +
+	"\tEND_FAULT\x10\x03\"\xdb\x02\n" +
 	"\rWantedCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12=\n" +
@@ -3079,7 +3088,8 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x05stdin\x18\x06 \x01(\fR\x05stdin\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\a \x01(\x03R\ttimeoutMs\x12\x18\n" +
-	"\asecrets\x18\b \x01(\bR\asecrets\">\n" +
+	"\asecrets\x18\b \x01(\bR\asecrets\x12%\n" +
+	"\x0eprogram_digest\x18\t \x01(\tR\rprogramDigest\">\n" +
 	"\x06Action\x12\x0e\n" +
 	"\n" +
 	"ACTION_RUN\x10\x00\x12\x11\n" +

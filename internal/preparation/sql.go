@@ -1,0 +1,29 @@
+package preparation
+
+const (
+	columns = `id, environment_id, deployment_id, template_id, digest, subject, reason, status, losses, computer_id, command_id, save_id, manifest_digest,
+		error_message, deadline_at, created_at, started_at, terminal_at`
+
+	// The deadline is as long after the creation as the Environment says.
+	sqlInsert = `INSERT INTO preparations (id, environment_id, deployment_id, template_id, digest, subject, reason, status, losses, deadline_at, created_at)
+		SELECT ?, e.id, ?, ?, ?, ?, ?, 'queued', 0, ? + e.preparation_timeout_ms, ? FROM environments e WHERE e.id = ?`
+	sqlUpdate = `UPDATE preparations SET digest = ?, status = ?, losses = ?, computer_id = ?, command_id = ?, save_id = ?, manifest_digest = ?,
+		error_message = ?, started_at = ?, terminal_at = ? WHERE id = ?`
+	sqlGet  = `SELECT ` + columns + ` FROM preparations WHERE id = ?`
+	sqlLock = sqlGet + ` {lock}`
+	sqlOpen = `SELECT ` + columns + ` FROM preparations WHERE environment_id = ? AND digest = ? AND status IN ('queued', 'running')`
+	// The latest image of an identity.
+	sqlImage = `SELECT ` + columns + ` FROM preparations WHERE environment_id = ? AND digest = ? AND manifest_digest IS NOT NULL ORDER BY terminal_at DESC, id DESC LIMIT 1`
+	sqlLast  = `SELECT ` + columns + ` FROM preparations WHERE environment_id = ? AND subject = ? ORDER BY id DESC LIMIT 1`
+	sqlEver  = `SELECT id FROM preparations WHERE environment_id = ? AND subject = ? AND manifest_digest IS NOT NULL LIMIT 1`
+
+	sqlAllOpen = `SELECT id, deadline_at FROM preparations WHERE status IN ('queued', 'running') ORDER BY id`
+
+	// Images that nothing will start with: those superseded, and those of Deployments that are not current which no
+	// new Computer has used for long. What Computers have started with stays theirs.
+	sqlExpire = `UPDATE preparations SET manifest_digest = NULL WHERE manifest_digest IS NOT NULL AND (
+		EXISTS (SELECT 1 FROM preparations n WHERE n.environment_id = preparations.environment_id AND n.digest = preparations.digest
+			AND n.manifest_digest IS NOT NULL AND n.terminal_at > preparations.terminal_at AND n.terminal_at <= ?)
+		OR (terminal_at <= ? AND NOT EXISTS (SELECT 1 FROM current_deployments d WHERE d.deployment_id = preparations.deployment_id)
+			AND NOT EXISTS (SELECT 1 FROM computers c WHERE c.preparation_id = preparations.id AND c.created_at > ?)))`
+)
