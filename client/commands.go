@@ -97,10 +97,14 @@ func (c *Client) ListCommandLogs(ctx context.Context, commandID, cursor string, 
 // the server, *Error with code command_output_unavailable when the rest is lost, no server for longer than the client's
 // patience, or the end of ctx.
 func (c *Client) StreamCommandLogs(ctx context.Context, commandID, after string) iter.Seq2[api.CommandLogRecord, error] {
+	return c.streamLogs(ctx, commandPath(commandID)+"/logs/stream", after)
+}
+
+func (c *Client) streamLogs(ctx context.Context, path, after string) iter.Seq2[api.CommandLogRecord, error] {
 	return func(yield func(api.CommandLogRecord, error) bool) {
 		err := c.follow(ctx, func() (bool, bool, error) {
 			before := after
-			done, err := c.followLogs(ctx, commandID, &after, yield)
+			done, err := c.followLogs(ctx, path, &after, yield)
 			return done, after != before, err
 		})
 		if err != nil {
@@ -110,12 +114,12 @@ func (c *Client) StreamCommandLogs(ctx context.Context, commandID, after string)
 }
 
 // followLogs follows over one connection, as followOnce does.
-func (c *Client) followLogs(ctx context.Context, commandID string, after *string, yield func(api.CommandLogRecord, error) bool) (done bool, err error) {
+func (c *Client) followLogs(ctx context.Context, path string, after *string, yield func(api.CommandLogRecord, error) bool) (done bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	watchdog := time.AfterFunc(silence, cancel)
 	defer watchdog.Stop()
-	r := request{method: http.MethodGet, path: commandPath(commandID) + "/logs/stream", header: http.Header{"Accept": {"text/event-stream"}}}
+	r := request{method: http.MethodGet, path: path, header: http.Header{"Accept": {"text/event-stream"}}}
 	if *after != "" {
 		r.header.Set("Last-Event-ID", *after)
 	}

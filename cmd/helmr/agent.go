@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"helmr.dev/helmr/client"
-	"helmr.dev/helmr/client/api"
 )
 
 func (a *app) agentCommand() *cobra.Command {
@@ -108,77 +107,4 @@ func orNone(ms *int64) string {
 		return "no bound"
 	}
 	return period(ms)
-}
-
-func (a *app) templateCommand() *cobra.Command {
-	return groupCommand("template", "See the recipes of computers", "  helmr template list\n  helmr template get reviewer", a.templateList(), a.templateGet())
-}
-
-func (a *app) templateList() *cobra.Command {
-	var page pageFlags
-	var deployment string
-	c := &cobra.Command{
-		Use: "list", Short: "List the templates of the current deployment or of another one", Example: "  helmr template list\n  helmr template list --deployment ID --json", Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := page.check(); err != nil {
-				return err
-			}
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			found, err := c.ListTemplates(cmd.Context(), deployment, page.cursor, page.limit)
-			if err != nil {
-				return err
-			}
-			defer a.more(cmd, found.NextCursor)
-			return a.show(cmd, found, func(w *text) {
-				w.row("ID", "CPU", "MEMORY", "DISK")
-				for _, t := range found.Templates {
-					cpu, memory, disk := resources(t.Resources)
-					w.row(t.Template, cpu, memory, disk)
-				}
-			})
-		},
-	}
-	page.register(c)
-	c.Flags().StringVar(&deployment, "deployment", "", "templates of this deployment instead of the current one")
-	return c
-}
-
-func (a *app) templateGet() *cobra.Command {
-	var deployment string
-	c := &cobra.Command{
-		Use: "get ID", Short: "Show a template", Example: "  helmr template get reviewer --json", Args: oneArg("the ID of a template"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			t, err := c.GetTemplate(cmd.Context(), args[0], deployment)
-			if err != nil {
-				return err
-			}
-			return a.show(cmd, t, func(w *text) {
-				cpu, memory, disk := resources(t.Resources)
-				w.field("id", t.Template)
-				w.field("deployment", t.DeploymentID)
-				w.field("cpu", cpu)
-				w.field("memory", memory)
-				w.field("disk", disk)
-				w.field("network", compact(t.Network))
-			})
-		},
-	}
-	c.Flags().StringVar(&deployment, "deployment", "", "the template of this deployment instead of the current one")
-	return c
-}
-
-// resources writes the bounds of a Computer for people.
-func resources(r api.Resources) (cpu, memory, disk string) {
-	disk = "default"
-	if r.DiskMiB != nil {
-		disk = mebibytes(*r.DiskMiB)
-	}
-	return decimal(r.MilliCPU), mebibytes(r.MemoryMiB), disk
 }

@@ -87,7 +87,7 @@ func openInstallation(ctx context.Context, cfg installationConfig) (_ *installat
 		mounts = cfg.mounts(i.rpc)
 	}
 	i.http = server.New(server.Config{Version: version(), Mounts: mounts}, server.Deps{DB: i.db, Access: i.access, Session: sessions, Turn: turns, Converse: turns,
-		Computer: computers, Command: commands, Secret: secrets, Deployment: deployments, Catalog: deployments, Bundle: deployments, Logger: cfg.log})
+		Computer: computers, Command: commands, Secret: secrets, Deployment: deployments, Catalog: deployments, Bundle: deployments, Prepare: preparations, Logger: cfg.log})
 	return i, nil
 }
 

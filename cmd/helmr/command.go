@@ -119,20 +119,9 @@ func (a *app) commandLogs() *cobra.Command {
 				}
 				return err
 			}
-			for {
-				page, err := c.ListCommandLogs(cmd.Context(), args[0], p.after, 100)
-				if err != nil {
-					return err
-				}
-				for _, r := range page.Logs {
-					if err := p.print(r); err != nil {
-						return err
-					}
-				}
-				if page.NextCursor == "" {
-					return nil
-				}
-			}
+			return p.all(func(after string) (api.CommandLogPage, error) {
+				return c.ListCommandLogs(cmd.Context(), args[0], after, 100)
+			})
 		},
 	}
 	c.Flags().BoolVar(&follow, "follow", false, "go on until the command has written its last")

@@ -270,3 +270,21 @@ func (p *outputPrinter) print(r api.CommandLogRecord) error {
 	}
 	return nil
 }
+
+// all writes the records that are there, page by page.
+func (p *outputPrinter) all(page func(after string) (api.CommandLogPage, error)) error {
+	for {
+		logs, err := page(p.after)
+		if err != nil {
+			return err
+		}
+		for _, r := range logs.Logs {
+			if err := p.print(r); err != nil {
+				return err
+			}
+		}
+		if logs.NextCursor == "" {
+			return nil
+		}
+	}
+}

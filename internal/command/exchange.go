@@ -40,6 +40,7 @@ func (s *Service) Exchange(tx *db.Tx, c *computer.Row, now int64, req *workerpb.
 	for _, r := range rows {
 		if r.changed && c.Purpose == computer.ForPreparation {
 			tx.Signal(computer.PreparationTopic)
+			tx.Signal(computer.PreparationsOf(c.EnvironmentID))
 		}
 		if err := r.store(tx); err != nil {
 			return o, err

@@ -38,15 +38,18 @@ func (s *Service) StoreOutput(ctx context.Context, req *workerpb.StoreOutputRequ
 	var out *workerpb.StoreOutputResponse
 	err := s.db.Write(ctx, func(tx *db.Tx) error {
 		out = &workerpb.StoreOutputResponse{}
-		if _, err := computer.LockLease(tx, req.GetComputerId(), req.GetWorkerId(), req.GetEpoch()); err != nil {
+		c, err := computer.LockLease(tx, req.GetComputerId(), req.GetWorkerId(), req.GetEpoch())
+		if err != nil {
 			return err
+		}
+		if c.Purpose == computer.ForPreparation {
+			tx.Signal(computer.PreparationsOf(c.EnvironmentID))
 		}
 		positions := map[string]*position{}
 		var order []*position
 		for _, o := range req.GetOutput() {
 			p := positions[o.GetCommandId()]
 			if p == nil {
-				var err error
 				if p, err = readPosition(tx, o.GetCommandId(), req.GetComputerId()); err != nil {
 					return err
 				}

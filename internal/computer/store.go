@@ -16,6 +16,10 @@ const DispatchTopic = "dispatch"
 // PreparationTopic is signalled when something about a Computer that makes a prepared image has changed.
 const PreparationTopic = "preparations"
 
+// PreparationsOf is the topic that is signalled when something about a preparation of an Environment, its log included, has
+// changed.
+func PreparationsOf(environmentID string) string { return "preparations-of/" + environmentID }
+
 // Topic is signalled when a client's view of the Computer may have changed.
 func Topic(computerID string) string { return "computer/" + computerID }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/computer"
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/state"
 )
@@ -52,7 +53,7 @@ type row struct {
 	Digest, Subject          string
 	Reason                   string
 	Status                   Status
-	Losses                   int64
+	Attempts, Losses         int64
 	ComputerID, CommandID    *string
 	SaveID, Manifest         *string
 	Error                    *string
@@ -88,12 +89,9 @@ func (p *row) view() api.Preparation {
 	return v
 }
 
-// Topic is signalled when something about a preparation of an Environment has changed.
-func Topic(environmentID string) string { return "preparations-of/" + environmentID }
-
 func scan(sc func(...any) error) (*row, error) {
 	var p row
-	err := sc(&p.ID, &p.EnvironmentID, &p.DeploymentID, &p.TemplateID, &p.Digest, &p.Subject, &p.Reason, &p.Status, &p.Losses, &p.ComputerID, &p.CommandID,
+	err := sc(&p.ID, &p.EnvironmentID, &p.DeploymentID, &p.TemplateID, &p.Digest, &p.Subject, &p.Reason, &p.Status, &p.Attempts, &p.Losses, &p.ComputerID, &p.CommandID,
 		&p.SaveID, &p.Manifest, &p.Error, &p.DeadlineAt, &p.CreatedAt, &p.StartedAt, &p.TerminalAt)
 	return &p, err
 }
@@ -117,10 +115,10 @@ func (p *row) store(tx *db.Tx) error {
 		return nil
 	}
 	p.changed = false
-	_, err := tx.Exec(sqlUpdate, p.Digest, string(p.Status), p.Losses, p.ComputerID, p.CommandID, p.SaveID, p.Manifest, p.Error, p.StartedAt, p.TerminalAt, p.ID)
+	_, err := tx.Exec(sqlUpdate, p.Digest, string(p.Status), p.Attempts, p.Losses, p.ComputerID, p.CommandID, p.SaveID, p.Manifest, p.Error, p.StartedAt, p.TerminalAt, p.ID)
 	if err != nil {
 		return fmt.Errorf("update preparation: %w", err)
 	}
-	tx.Signal(Topic(p.EnvironmentID))
+	tx.Signal(computer.PreparationsOf(p.EnvironmentID))
 	return nil
 }

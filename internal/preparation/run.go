@@ -176,7 +176,11 @@ func (a *attempt) again() error {
 	if err != nil {
 		return err
 	}
+	if _, err := a.tx.Exec(sqlAttempt, a.p.ID, a.p.Attempts, commandID); err != nil {
+		return fmt.Errorf("insert attempt: %w", err)
+	}
 	a.c = c
+	a.p.Attempts++
 	a.p.ComputerID, a.p.CommandID, a.p.SaveID, a.p.changed = &c.ID, &commandID, nil, true
 	return nil
 }

@@ -3,7 +3,6 @@ package preparation
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"helmr.dev/helmr/client/api"
@@ -79,14 +78,14 @@ func begin(tx *db.Tx, environmentID, deploymentID string, i *identity, reason st
 		return "", fmt.Errorf("insert preparation: %w", err)
 	}
 	tx.Signal(computer.PreparationTopic)
-	tx.Signal(Topic(environmentID))
+	tx.Signal(computer.PreparationsOf(environmentID))
 	return preparationID, nil
 }
 
-// Get gives the last preparation of what a Template of deploymentID (the current Deployment if it is empty) prepares; it may
+// Last gives the last preparation of what a Template of deploymentID (the current Deployment if it is empty) prepares; it may
 // have been begun for another Template that shares it. Errors: not_found (no such Template, or it was never prepared),
 // no_current_deployment.
-func (s *Service) Get(ctx context.Context, environmentID, templateID, deploymentID string) (api.Preparation, error) {
+func (s *Service) Last(ctx context.Context, environmentID, templateID, deploymentID string) (api.Preparation, error) {
 	var out api.Preparation
 	err := s.db.Read(ctx, func(tx *db.Tx) error {
 		p, err := last(tx, environmentID, templateID, deploymentID)
@@ -122,44 +121,24 @@ func last(tx *db.Tx, environmentID, templateID, deploymentID string) (*row, erro
 	return p, err
 }
 
-// Log names the Command whose output is the log of the last preparation's last attempt. Errors: as Get, and not_found
-// before the first attempt.
-func (s *Service) Log(ctx context.Context, environmentID, templateID, deploymentID string) (commandID string, err error) {
-	err = s.db.Read(ctx, func(tx *db.Tx) error {
-		p, err := last(tx, environmentID, templateID, deploymentID)
+// Get gives a preparation of the Environment; not_found if it is not there.
+func (s *Service) Get(ctx context.Context, environmentID, preparationID string) (api.Preparation, error) {
+	var out api.Preparation
+	err := s.db.Read(ctx, func(tx *db.Tx) error {
+		p, err := get(tx, environmentID, preparationID)
 		if err != nil {
 			return err
 		}
-		if p.CommandID == nil {
-			return fault.New(fault.NotFound, "The preparation of Template %q has not begun yet.", templateID)
-		}
-		commandID = *p.CommandID
+		out = p.view()
 		return nil
 	})
-	return commandID, err
+	return out, err
 }
 
-// Logs gives output of the last preparation's last attempt after a cursor ("": from the start). Errors: as Log,
-// invalid_cursor (also when another attempt has begun meanwhile), command_result_expired.
-func (s *Service) Logs(ctx context.Context, environmentID, templateID, deploymentID, cursor string, limit int) (api.CommandLogPage, error) {
-	commandID, err := s.Log(ctx, environmentID, templateID, deploymentID)
-	if err != nil {
-		return api.CommandLogPage{}, err
+func get(tx *db.Tx, environmentID, preparationID string) (*row, error) {
+	p, err := one(tx, sqlOf, environmentID, preparationID)
+	if err == nil && p == nil {
+		err = fault.New(fault.NotFound, "preparation %s does not exist in this Environment", preparationID)
 	}
-	after := ""
-	if cursor != "" {
-		of, number, _ := strings.Cut(cursor, ".")
-		if of != commandID {
-			return api.CommandLogPage{}, fault.New(fault.InvalidCursor, "the Template is prepared again since: read its log from the start")
-		}
-		after = number
-	}
-	page, _, err := s.commands.Logs(ctx, environmentID, commandID, after, limit)
-	for i := range page.Logs {
-		page.Logs[i].Cursor = commandID + "." + page.Logs[i].Cursor
-	}
-	if page.NextCursor != "" {
-		page.NextCursor = commandID + "." + page.NextCursor
-	}
-	return page, err
+	return p, err
 }

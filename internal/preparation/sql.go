@@ -1,14 +1,18 @@
 package preparation
 
 const (
-	columns = `id, environment_id, deployment_id, template_id, digest, subject, reason, status, losses, computer_id, command_id, save_id, manifest_digest,
+	columns = `id, environment_id, deployment_id, template_id, digest, subject, reason, status, attempts, losses, computer_id, command_id, save_id, manifest_digest,
 		error_message, deadline_at, created_at, started_at, terminal_at`
 
 	// The deadline is as long after the creation as the Environment says.
-	sqlInsert = `INSERT INTO preparations (id, environment_id, deployment_id, template_id, digest, subject, reason, status, losses, deadline_at, created_at)
-		SELECT ?, e.id, ?, ?, ?, ?, ?, 'queued', 0, ? + e.preparation_timeout_ms, ? FROM environments e WHERE e.id = ?`
-	sqlUpdate = `UPDATE preparations SET digest = ?, status = ?, losses = ?, computer_id = ?, command_id = ?, save_id = ?, manifest_digest = ?,
+	sqlInsert = `INSERT INTO preparations (id, environment_id, deployment_id, template_id, digest, subject, reason, status, attempts, losses, deadline_at, created_at)
+		SELECT ?, e.id, ?, ?, ?, ?, ?, 'queued', 0, 0, ? + e.preparation_timeout_ms, ? FROM environments e WHERE e.id = ?`
+	sqlUpdate = `UPDATE preparations SET digest = ?, status = ?, attempts = ?, losses = ?, computer_id = ?, command_id = ?, save_id = ?, manifest_digest = ?,
 		error_message = ?, started_at = ?, terminal_at = ? WHERE id = ?`
+	sqlAttempt  = `INSERT INTO preparation_attempts (preparation_id, number, command_id) VALUES (?, ?, ?)`
+	sqlAttempts = `SELECT command_id FROM preparation_attempts WHERE preparation_id = ? ORDER BY number`
+	sqlOf       = `SELECT ` + columns + ` FROM preparations WHERE environment_id = ? AND id = ?`
+
 	sqlGet  = `SELECT ` + columns + ` FROM preparations WHERE id = ?`
 	sqlLock = sqlGet + ` {lock}`
 	sqlOpen = `SELECT ` + columns + ` FROM preparations WHERE environment_id = ? AND digest = ? AND status IN ('queued', 'running')`

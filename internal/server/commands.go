@@ -84,20 +84,28 @@ func (s *Server) listCommandLogs(c *call) (api.CommandLogPage, error) {
 	return page, err
 }
 
-// streamCommandLogs follows the output of a Command. The first read settles whether there is a stream at all. No
-// transaction is open while a batch is sent.
+// streamCommandLogs follows the output of a Command.
 func (s *Server) streamCommandLogs(c *call) error {
-	commandID, after := c.path("command_id"), c.query.Get("after")
+	commandID := c.path("command_id")
+	return s.streamLogs(c, command.OutputTopic(commandID), func(after string) (api.CommandLogPage, bool, error) {
+		return s.deps.Command.Logs(c.ctx(), c.env(), commandID, after, maxPage)
+	}, fault.New(fault.CommandOutputUnavailable, "The rest of the output of command %s is not available: its Computer was lost or forgot it.", commandID))
+}
+
+// streamLogs follows what read gives, which topic announces. The first read settles whether there is a stream at all. No
+// transaction is open while a batch is sent. unavailable ends a stream whose rest is lost.
+func (s *Server) streamLogs(c *call, topic string, read func(after string) (api.CommandLogPage, bool, error), unavailable error) error {
+	after := c.query.Get("after")
 	if last := c.r.Header.Get("Last-Event-ID"); last != "" {
 		after = last
 	}
-	sub := s.deps.DB.Hub().Subscribe(command.OutputTopic(commandID))
+	sub := s.deps.DB.Hub().Subscribe(topic)
 	defer sub.Close()
 	heartbeat := time.NewTicker(s.config.Heartbeat)
 	defer heartbeat.Stop()
 	var out *eventWriter
 	for {
-		page, done, err := s.deps.Command.Logs(c.ctx(), c.env(), commandID, after, maxPage)
+		page, done, err := read(after)
 		if err != nil && out != nil && c.ctx().Err() == nil {
 			return out.fail(c, err) // its output expired while it was read, or the database is away
 		}
@@ -120,7 +128,7 @@ func (s *Server) streamCommandLogs(c *call) error {
 		}
 		switch {
 		case done && page.OutputState == "unavailable":
-			return out.fail(c, fault.New(fault.CommandOutputUnavailable, "The rest of the output of command %s is not available: its Computer was lost or forgot it.", commandID))
+			return out.fail(c, unavailable)
 		case done:
 			out.event(0, "end", []byte("{}"))
 		}

@@ -26,6 +26,7 @@ type Deps struct {
 	Deployment Deployments
 	Catalog    Catalog
 	Bundle     Bundles
+	Prepare    Preparations
 	Logger     *slog.Logger
 }
 
@@ -103,4 +104,11 @@ type Bundles interface {
 	UploadPlan(ctx context.Context, environmentID string, manifest []byte) (api.UploadPlan, error)
 	PutObject(ctx context.Context, environmentID, digest string, size int64, r io.Reader) error
 	Finalize(ctx context.Context, environmentID string, by api.Actor, req api.FinalizeRequest, verified func(digest string)) (api.Deployment, error)
+}
+
+// Preparations reads how the disks of Templates are prepared. An empty deploymentID means the current Deployment.
+type Preparations interface {
+	Last(ctx context.Context, environmentID, templateID, deploymentID string) (api.Preparation, error)
+	Get(ctx context.Context, environmentID, preparationID string) (api.Preparation, error)
+	Logs(ctx context.Context, environmentID, preparationID, cursor string, limit int) (page api.CommandLogPage, done bool, err error)
 }

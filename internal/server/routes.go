@@ -49,7 +49,7 @@ const eventStream = "text/event-stream"
 // routes is the API: every route of an Environment that exists.
 func (s *Server) routes() []route {
 	var all []route
-	for _, group := range [][]route{s.agentRoutes(), s.sessionRoutes(), s.conversationRoutes(), s.computerRoutes(), s.commandRoutes(), s.secretRoutes(), s.deploymentRoutes()} {
+	for _, group := range [][]route{s.agentRoutes(), s.preparationRoutes(), s.sessionRoutes(), s.conversationRoutes(), s.computerRoutes(), s.commandRoutes(), s.secretRoutes(), s.deploymentRoutes()} {
 		all = append(all, group...)
 	}
 	return all

@@ -18,7 +18,8 @@ CREATE INDEX computers_preparation ON computers (preparation_id) WHERE preparati
 
 -- preparation
 -- digest is the identity of what is prepared; subject is the identity without the generations of Secret values. computer_id
--- and command_id are those of the last attempt. The manifest is removed when the image is of no more use.
+-- and command_id are those of the last attempt, of which attempts is the number. The manifest is removed when the image is of
+-- no more use.
 CREATE TABLE preparations (
   id TEXT PRIMARY KEY,
   environment_id TEXT NOT NULL REFERENCES environments (id),
@@ -28,6 +29,7 @@ CREATE TABLE preparations (
   subject TEXT NOT NULL,
   reason TEXT NOT NULL CHECK (reason IN ('needed', 'refresh', 'rotation')),
   status TEXT NOT NULL CHECK (status IN ('queued', 'running', 'succeeded', 'failed')),
+  attempts BIGINT NOT NULL,
   losses BIGINT NOT NULL,
   computer_id TEXT REFERENCES computers (id),
   command_id TEXT REFERENCES commands (id),
@@ -45,3 +47,10 @@ CREATE TABLE preparations (
 CREATE UNIQUE INDEX preparations_open ON preparations (environment_id, digest) WHERE status IN ('queued', 'running');
 CREATE INDEX preparations_images ON preparations (environment_id, digest, terminal_at) WHERE manifest_digest IS NOT NULL;
 CREATE INDEX preparations_subject ON preparations (environment_id, subject, id);
+-- The Commands whose output, one after the other, is the log of a preparation.
+CREATE TABLE preparation_attempts (
+  preparation_id TEXT NOT NULL REFERENCES preparations (id),
+  number BIGINT NOT NULL,
+  command_id TEXT NOT NULL REFERENCES commands (id),
+  PRIMARY KEY (preparation_id, number)
+);

@@ -27,6 +27,7 @@ import (
 	"helmr.dev/helmr/internal/db/dbtest"
 	"helmr.dev/helmr/internal/deployment"
 	"helmr.dev/helmr/internal/id"
+	"helmr.dev/helmr/internal/preparation"
 	"helmr.dev/helmr/internal/secret"
 	"helmr.dev/helmr/internal/server"
 	"helmr.dev/helmr/internal/session"
@@ -65,6 +66,9 @@ func Start(t testing.TB, d *db.DB, change func(*server.Config)) *Server {
 	rooms := deployment.NewService(d, objects)
 	s := &Server{DB: d, Access: access.NewService(d), Turn: turn.NewService(d, time.Now), Command: command.NewService(d, time.Now), Log: log, stopped: make(chan error, 1)}
 	s.Turn.Host(s.Command)
+	computers := computer.NewService(d, time.Now)
+	preparations := preparation.NewService(d, s.Command, time.Now)
+	computers.Prepare(preparations)
 	root, err := secret.LocalRoot(make([]byte, secret.RootKeyBytes))
 	if err != nil {
 		t.Fatalf("make root key: %v", err)
@@ -85,7 +89,7 @@ func Start(t testing.TB, d *db.DB, change func(*server.Config)) *Server {
 		change(&config)
 	}
 	s.Server = server.New(config, server.Deps{
-		DB: d, Access: s.Access, Session: session.NewService(d), Turn: s.Turn, Converse: s.Turn, Computer: computer.NewService(d, time.Now),
+		DB: d, Access: s.Access, Session: session.NewService(d), Turn: s.Turn, Converse: s.Turn, Computer: computers, Prepare: preparations,
 		Command: s.Command, Secret: s.Secret,
 		Deployment: rooms, Catalog: rooms, Bundle: rooms, Logger: slog.New(slog.NewJSONHandler(log, nil)),
 	})

@@ -1,0 +1,164 @@
+package e2e
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"helmr.dev/helmr/client"
+	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/db"
+)
+
+// TestPrepare has Templates prepared by real sandboxes, and starts Computers from what they made.
+func TestPrepare(t *testing.T) {
+	for _, kind := range []db.Kind{db.SQLite, db.PostgreSQL} {
+		t.Run(string(kind), func(t *testing.T) {
+			h := start(t, kind)
+			for _, name := range []string{"TOKEN", "KEY"} {
+				if _, err := h.CreateSecret(t.Context(), api.SecretCreateRequest{Name: name, Value: "value of " + name}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			h.deploy("testdata/prepared")
+			h.preparesOnce()
+			h.preparationFails()
+			h.preparesUnderItsPolicy()
+			h.preparesWithSecrets()
+			h.preparesThroughKills()
+		})
+	}
+}
+
+// says runs a script on a Computer and gives what it wrote.
+func (h *helmr) says(computerID, script string) string {
+	h.t.Helper()
+	return h.wantExit(h.sh(computerID, script), 0).stdout
+}
+
+// preparesOnce: TestSpec_09_04, 09_05, 09_06, 07_05 and 07_11 on real sandboxes.
+func (h *helmr) preparesOnce() {
+	h.t.Helper()
+	if _, err := h.LastPreparation(context.Background(), "furnished", ""); code(err) != "not_found" {
+		h.t.Fatalf("a Template that nobody used was prepared: %v", err)
+	}
+	const look = "cat /work/prepared /work/named; greet; ls /run/volatile /dev/shm/volatile 2>/dev/null | wc -l; pgrep -c sleep || true; cat /work/when"
+	first := h.newComputer("furnished", "")
+	got := h.says(first, look)
+	if !strings.HasPrefix(got, "once\nfurnished\nhello from greeter\n0\n") {
+		h.t.Fatalf("the first Computer has\n%s", got)
+	}
+	p, err := h.LastPreparation(context.Background(), "furnished", "")
+	if err != nil || p.Status != "succeeded" || p.Reason != "needed" {
+		h.t.Fatalf("%+v, %v", p, err)
+	}
+	// The same callback under another name is the same preparation; what a Computer changes is its own.
+	h.says(first, "echo changed > /work/prepared")
+	for _, template := range []string{"furnished", "likewise"} {
+		if other := h.says(h.newComputer(template, ""), look); other != got {
+			h.t.Fatalf("another Computer of %s has\n%s\nthe first one has\n%s", template, other, got)
+		}
+	}
+	again, err := h.LastPreparation(context.Background(), "likewise", "")
+	if err != nil || again.ID != p.ID {
+		h.t.Fatalf("%+v, %v", again, err)
+	}
+	r := h.create("reader", "look")
+	if v := h.settled(r.SessionID, r.TurnID); v.Status != "completed" || !strings.Contains(string(v.Result), `"prepared":"once\n"`) {
+		h.t.Fatalf("%+v %s", v, h.describe(r.SessionID))
+	}
+	if stdout, _, code := h.command("template", "logs", "furnished"); code != 0 || !strings.Contains(stdout, "furnished\n") {
+		h.t.Fatalf("exit %d: %s", code, stdout)
+	}
+	if stdout, _, code := h.command("template", "get", "furnished"); code != 0 || !strings.Contains(stdout, "succeeded") {
+		h.t.Fatalf("exit %d: %s", code, stdout)
+	}
+	page, err := h.ListComputers(context.Background(), client.ComputerFilter{})
+	if err != nil || len(page.Computers) != 4 {
+		h.t.Fatalf("%d Computers are listed, %v", len(page.Computers), err)
+	}
+}
+
+// preparationFails: the Computers that waited never start, and the log says why.
+func (h *helmr) preparationFails() {
+	h.t.Helper()
+	computerID := h.newComputer("broken", "")
+	k := h.outcome(h.sh(computerID, "true"))
+	if k.Status != "failed" || k.Outcome.Failure.Reason != "placement_failed" || !strings.Contains(k.Outcome.Failure.Message, "helmr template logs broken") {
+		h.t.Fatalf("%+v", k.Outcome)
+	}
+	c, err := h.GetComputer(context.Background(), computerID)
+	if err != nil || c.Residency != "unavailable" || c.Error == nil || c.Error.Code != "computer_preparation_exhausted" {
+		h.t.Fatalf("%+v, %v", c, err)
+	}
+	if _, err := h.CreateCommand(context.Background(), computerID, api.CommandCreateRequest{Command: []string{"true"}}); code(err) != "computer_preparation_exhausted" {
+		h.t.Fatal(err)
+	}
+	stdout, stderr, exit := h.command("template", "logs", "broken", "--follow")
+	if exit != 0 || !strings.Contains(stdout, "looking for the machine") || !strings.Contains(stderr, "the machine is broken") || !strings.Contains(stderr, "ended with exit code 7") {
+		h.t.Fatalf("exit %d\n%s\n%s", exit, stdout, stderr)
+	}
+}
+
+// preparesUnderItsPolicy: prepareNetwork, not network, holds while the callback runs.
+func (h *helmr) preparesUnderItsPolicy() {
+	h.t.Helper()
+	computerID := h.newComputer("closed", "")
+	if got := h.says(computerID, "cat /work/interfaces"); got != `["lo"]` && got != "[]" {
+		h.t.Fatalf("under blockAll the callback had the interfaces %s", got)
+	}
+	if got := h.says(computerID, "ls /sys/class/net 2>/dev/null; cat /etc/resolv.conf"); got == "" {
+		h.t.Fatal("the Computer has no network of its own")
+	}
+	info, err := h.GetTemplate(context.Background(), "closed", "")
+	if err != nil || string(info.PrepareNetwork) != `{"blockAll":true}` || string(info.Network) != `{"allowDomains":["allowed.example"]}` {
+		h.t.Fatalf("%s %s %v", info.PrepareNetwork, info.Network, err)
+	}
+	if info, err = h.GetTemplate(context.Background(), "plain", ""); err != nil || string(info.PrepareNetwork) != `{"blockAll":true}` || string(info.Network) != `{"blockAll":false}` {
+		h.t.Fatalf("%s %s %v", info.PrepareNetwork, info.Network, err)
+	}
+}
+
+// preparesWithSecrets: the callback is given the values, its Computers are found by them, and a revoked one starts none.
+func (h *helmr) preparesWithSecrets() {
+	h.t.Helper()
+	first := h.newComputer("secretive", "")
+	if got, want := h.says(first, "cat /work/token /work/key; ls /run/secrets 2>/dev/null; echo $TOKEN"), digest("value of TOKEN")+"\n"+digest("value of KEY")+"\n\n"; got != want {
+		h.t.Fatalf("prepared with\n%s\nwant\n%s", got, want)
+	}
+	if got := h.exposed("TOKEN"); got != first+"=image" {
+		h.t.Fatalf("exposed are %s", got)
+	}
+	if _, err := h.RevokeSecret(context.Background(), "TOKEN", api.SecretRevokeRequest{IdempotencyKey: "1"}); err != nil {
+		h.t.Fatal(err)
+	}
+	second := h.newComputer("secretive", "")
+	if k := h.outcome(h.sh(second, "true")); k.Status != "failed" || !strings.Contains(k.Outcome.Failure.Message, "revoked") {
+		h.t.Fatalf("%+v", k.Outcome)
+	}
+	h.says(first, "true")
+}
+
+// preparesThroughKills: a preparation survives the end of helmr, and is run again when its sandbox is gone.
+func (h *helmr) preparesThroughKills() {
+	h.t.Helper()
+	computerID := h.newComputer("slow", "")
+	commandID := h.sh(computerID, "cat /work/attempts")
+	begun := func() bool {
+		p, err := h.LastPreparation(context.Background(), "slow", "")
+		if err != nil {
+			return false
+		}
+		page, err := h.ListPreparationLogs(context.Background(), p.ID, "", 100)
+		return err == nil && len(page.Logs) > 0
+	}
+	h.until("the callback runs", begun)
+	if c, err := h.GetComputer(context.Background(), computerID); err != nil || c.Residency != "cold" || c.ExecutionWait == nil || *c.ExecutionWait != "scheduling" {
+		h.t.Fatalf("%+v, %v", c, err)
+	}
+	h.kill()
+	h.run()
+	if got := h.wantExit(commandID, 0).stdout; got != "begun\ndone\n" {
+		h.t.Fatalf("the disk says %q", got)
+	}
+}
