@@ -158,16 +158,17 @@ func (c *call) wait() (time.Duration, error) {
 
 // pathChecks says what each variable part of a path must look like, before anything is looked up.
 var pathChecks = map[string]func(name, value string) error{
-	"session_id":    checkID,
-	"turn_id":       checkID,
-	"question_id":   checkID,
-	"deployment_id": checkID,
-	"computer_id":   checkComputerID,
-	"command_id":    checkCommandID,
-	"agent_id":      checkDeclared,
-	"template_id":   checkDeclared,
-	"secret_id":     checkDeclared,
-	"digest":        checkDigest,
+	"session_id":     checkID,
+	"turn_id":        checkID,
+	"question_id":    checkID,
+	"deployment_id":  checkID,
+	"computer_id":    checkComputerID,
+	"command_id":     checkCommandID,
+	"preparation_id": checkID,
+	"agent_id":       checkDeclared,
+	"template_id":    checkDeclared,
+	"secret_id":      checkDeclared,
+	"digest":         checkDigest,
 }
 
 func checkID(name, value string) error {

@@ -107,7 +107,7 @@ func newWorld(t *testing.T, d *db.DB) *world {
 			t.Fatalf("create command: %v", err)
 		}
 		return map[string]string{"session_id": s.ID, "turn_id": receipt.TurnID, "computer_id": s.ComputerID, "deployment_id": dep.ID, "command_id": k.CommandID,
-			"question_id": id.New(), "agent_id": agent, "template_id": "box", "secret_id": agent, "digest": strings.Repeat("ab", 32)}
+			"question_id": id.New(), "preparation_id": id.New(), "agent_id": agent, "template_id": "box", "secret_id": agent, "digest": strings.Repeat("ab", 32)}
 	}
 	w.mine, w.foreign = each(w.Key, "mine"), each(w.OtherKey, "theirs")
 	return w
@@ -194,7 +194,7 @@ func TestSpec_01_07_ForeignIsLikeUnknown(t *testing.T) {
 	dbtest.Each(t, func(t *testing.T, d *db.DB) {
 		w := newWorld(t, d)
 		unknown := map[string]string{"session_id": id.New(), "turn_id": id.New(), "computer_id": id.New(), "deployment_id": id.New(), "command_id": id.New(),
-			"question_id": id.New(), "agent_id": "nobody", "template_id": "nothing", "secret_id": "nothing", "digest": strings.Repeat("cd", 32)}
+			"question_id": id.New(), "preparation_id": id.New(), "agent_id": "nobody", "template_id": "nothing", "secret_id": "nothing", "digest": strings.Repeat("cd", 32)}
 		for _, rt := range w.Routes() {
 			names := pathPart.FindAllStringSubmatch(rt.Path, -1)
 			if len(names) == 0 {

@@ -67,11 +67,11 @@ func (h *helmr) preparesOnce() {
 	if v := h.settled(r.SessionID, r.TurnID); v.Status != "completed" || !strings.Contains(string(v.Result), `"prepared":"once\n"`) {
 		h.t.Fatalf("%+v %s", v, h.describe(r.SessionID))
 	}
-	if stdout, _, code := h.command("template", "logs", "furnished"); code != 0 || !strings.Contains(stdout, "furnished\n") {
-		h.t.Fatalf("exit %d: %s", code, stdout)
+	if stdout, stderr, code := h.command("template", "logs", "furnished"); code != 0 || !strings.Contains(stdout, "furnished\n") {
+		h.t.Fatalf("exit %d: %s%s", code, stdout, stderr)
 	}
-	if stdout, _, code := h.command("template", "get", "furnished"); code != 0 || !strings.Contains(stdout, "succeeded") {
-		h.t.Fatalf("exit %d: %s", code, stdout)
+	if stdout, stderr, code := h.command("template", "get", "furnished"); code != 0 || !strings.Contains(stdout, "succeeded") {
+		h.t.Fatalf("exit %d: %s%s", code, stdout, stderr)
 	}
 	page, err := h.ListComputers(context.Background(), client.ComputerFilter{})
 	if err != nil || len(page.Computers) != 4 {

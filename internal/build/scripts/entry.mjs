@@ -30,6 +30,11 @@ function callbackOf(prepare) {
   return prepare && [...templates.values()].filter((template) => template.prepare === prepare).map(({ id }) => id).sort()[0]
 }
 
+function describeTemplate(definition) {
+  const { has_prepare: _, ...rest } = describe(definition)
+  return { ...rest, prepare: callbackOf(definition.prepare) }
+}
+
 /** Every definition once, described as plain JSON: what the build writes into the index. */
 export function definitions() {
   const found = new Map()
@@ -41,6 +46,6 @@ export function definitions() {
     if (kind === "agent" && !found.has(template)) found.set(template, { module, name: `${name}.template`, kind: "template" })
   }
   return [...found].map(([definition, { module, name, kind }]) => ({
-    kind, module, export: name, [kind]: kind === "template" ? { ...describe(definition), prepare: callbackOf(definition.prepare) } : describe(definition),
+    kind, module, export: name, [kind]: kind === "template" ? describeTemplate(definition) : describe(definition),
   }))
 }
