@@ -68,8 +68,8 @@ func setup(t *testing.T, d *db.DB) *world {
 	return w
 }
 
-// seed puts an Environment with one current Deployment in place: the Agents "echo" (no limits) and "quick" (1 s a Turn,
-// closes after a minute idle).
+// seed puts an Environment with one current Deployment in place: the Agents "echo" (no limits), "quick" (1 s a Turn,
+// closes after a minute idle), "sleepy" and "drowsy" (hibernate after a minute and after an hour).
 func (w *world) seed() {
 	org, project, dep := id.New(), id.New(), id.New()
 	exec := func(tx *db.Tx, q string, args ...any) {
@@ -86,11 +86,14 @@ func (w *world) seed() {
 		exec(tx, `INSERT INTO bundles (environment_id, digest, manifest, created_at) VALUES (?, 'b', '{"program":{"digest":"p","entry":"index.mjs"}}', 0)`, w.env)
 		exec(tx, `INSERT INTO deployments (id, environment_id, version, bundle_digest, program_digest, program_entry, created_at) VALUES (?, ?, 1, 'b', 'p', 'index.mjs', 0)`, dep, w.env)
 		exec(tx, `INSERT INTO current_deployments (environment_id, deployment_id) VALUES (?, ?)`, w.env, dep)
-		for _, a := range []string{"echo", "quick"} {
+		for _, a := range []string{"echo", "quick", "sleepy", "drowsy"} {
 			exec(tx, `INSERT INTO agents (environment_id, id, created_at) VALUES (?, ?, 0)`, w.env, a)
 		}
 		exec(tx, `INSERT INTO agent_definitions (deployment_id, agent_id, template_id, close_after_idle_ms, definition) VALUES (?, 'echo', 't', 604800000, '{}')`, dep)
 		exec(tx, `INSERT INTO agent_definitions (deployment_id, agent_id, template_id, max_turn_duration_ms, close_after_idle_ms, definition) VALUES (?, 'quick', 't', 1000, 60000, '{}')`, dep)
+		for a, after := range map[string]int{"sleepy": 60000, "drowsy": 3600000} {
+			exec(tx, `INSERT INTO agent_definitions (deployment_id, agent_id, template_id, close_after_idle_ms, hibernate_after_idle_ms, definition) VALUES (?, ?, 't', 604800000, ?, '{}')`, dep, a, after)
+		}
 		exec(tx, `INSERT INTO template_definitions (deployment_id, template_id, milli_cpu, memory_mib, image_digest, definition) VALUES (?, 't', 1000, 512, 'img', '{}')`, dep)
 		return nil
 	}))
@@ -182,6 +185,7 @@ type host struct {
 	fenced    bool
 	stop      bool
 	spec      *workerpb.ComputerSpec
+	capture   string // that is ordered: meanwhile the guest is not connected
 }
 
 // proc is a Session process in the test's guest.
@@ -235,7 +239,8 @@ func (h *host) lose() { h.call() }
 
 func (h *host) call() *workerpb.ExchangeResponse {
 	h.w.t.Helper()
-	req := &workerpb.ExchangeRequest{WorkerId: h.w.worker, ComputerId: h.computer, Epoch: h.epoch, Phase: h.phase, GuestConnected: h.phase == workerpb.Phase_PHASE_RUNNING}
+	req := &workerpb.ExchangeRequest{WorkerId: h.w.worker, ComputerId: h.computer, Epoch: h.epoch, Phase: h.phase, CaptureId: h.capture,
+		GuestConnected: h.phase == workerpb.Phase_PHASE_RUNNING && h.capture == ""}
 	if h.save != nil {
 		req.SaveId = h.save.GetSaveId()
 	}
@@ -252,7 +257,7 @@ func (h *host) call() *workerpb.ExchangeResponse {
 
 // take does what an Exchange answers.
 func (h *host) take(resp *workerpb.ExchangeResponse) {
-	h.fenced, h.stop = resp.GetFenced(), resp.GetStop()
+	h.fenced, h.stop, h.capture = resp.GetFenced(), resp.GetStop(), resp.GetHibernate().GetCaptureId()
 	if resp.GetSpec() != nil {
 		h.spec = resp.GetSpec()
 	}
