@@ -32,6 +32,9 @@ var errDropped = errors.New("the capture is dropped")
 // restoreTries bounds how often the fetch of a memory is tried before it counts as lost: a quarter of an hour.
 const restoreTries = 20
 
+// thawedWithin is how long the guest of a thawed sandbox has to dial; it does at once unless something froze it again.
+const thawedWithin = 10 * time.Second
+
 // follow begins, goes on with or drops a capture, as the server orders.
 func (c *computer) follow(ctx context.Context, o *workerpb.HibernateOrder) {
 	c.mu.Lock()
@@ -165,8 +168,23 @@ func (c *computer) thaw(ctx context.Context) error {
 	c.mu.Lock()
 	config, env := c.config, c.env
 	c.mu.Unlock()
-	_, err := c.listen(config, env)
-	return err
+	connected, err := c.listen(config, env)
+	if err != nil {
+		return err
+	}
+	timer := time.NewTimer(thawedWithin)
+	defer timer.Stop()
+	select {
+	case <-connected:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+	}
+	if link := c.takeLink(); link != nil {
+		link.Close()
+	}
+	return errors.New("the guest of a thawed sandbox does not dial; thawing it again")
 }
 
 // platformFile says what the sandbox of the Computer was started with: its memory can be restored with the same only.

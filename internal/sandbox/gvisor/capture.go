@@ -65,10 +65,8 @@ func (r *Runtime) Thaw(ctx context.Context, id string) (err error) {
 	return r.thaw(ctx, rec)
 }
 
+// thaw does not believe the record that nothing is frozen: a command of a Worker that was killed may have come late.
 func (r *Runtime) thaw(ctx context.Context, rec record) error {
-	if !rec.Frozen {
-		return nil
-	}
 	if err := r.pause(ctx, rec, "resume", "running"); err != nil {
 		return err
 	}

@@ -46,7 +46,7 @@ export const sleeper = agent({
   async init() {
     appendFileSync("/work/inits", "x")
     const buffer = randomBytes(50 * 1024 * 1024)
-    writeFileSync("/work/lines", "one\ntwo\nsix\nten\n")
+    writeFileSync("/work/lines", Array.from({ length: 100 }, (_, i) => `${String(i + 1).padStart(3, "0")}\n`).join(""))
     writeFileSync("/run/memory", "kept")
     const file = openSync("/work/lines", "r")
     const child = spawn("/bin/sh", ["-c", "n=0; while read x; do n=$((n+1)); echo $n; done"], { stdio: ["pipe", "pipe", "inherit"] })
