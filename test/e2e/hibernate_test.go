@@ -35,7 +35,7 @@ func (h *helmr) slept(sessionID, turnID string) slept {
 	return s
 }
 
-func (h *helmr) computerOf(sessionID string) api.Computer {
+func (h *helmr) whereIs(sessionID string) api.Computer {
 	h.t.Helper()
 	s, err := h.GetSession(context.Background(), sessionID)
 	if err != nil {
@@ -53,7 +53,7 @@ func (h *helmr) residency(sessionID string, want ...string) string {
 	h.t.Helper()
 	deadline := time.Now().Add(patience)
 	for {
-		got := h.computerOf(sessionID).Residency
+		got := h.whereIs(sessionID).Residency
 		for _, w := range want {
 			if got == w {
 				return got
@@ -110,7 +110,7 @@ func TestSpec_07_15_SameProcessesGoOn(t *testing.T) {
 	h := start(t, db.SQLite)
 	h.deploy("testdata/hibernate")
 	sessionID, first := h.asleep("alarm 2500")
-	id := h.computerOf(sessionID).ID
+	id := h.whereIs(sessionID).ID
 	h.until("nothing of it is left on the Worker", func() bool {
 		_, err := os.Stat(filepath.Join(h.dir, "worker", "computers", id))
 		return h.sandboxPID(id) == 0 && os.IsNotExist(err)
@@ -178,14 +178,14 @@ func TestSpec_07_16_AClosedSessionIsNotResumed(t *testing.T) {
 	if _, err := h.CloseSession(t.Context(), sessionID, api.ControlRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	if got := h.computerOf(sessionID).Residency; got != "cold" {
+	if got := h.whereIs(sessionID).Residency; got != "cold" {
 		t.Errorf("the Computer of a closed Session is %s", got)
 	}
 	events := h.events(sessionID)
 	if last := events[len(events)-1]; last.Kind != "session.process_stopped" {
 		t.Errorf("the last event is %s", last.Kind)
 	}
-	id := h.computerOf(sessionID).ID
+	id := h.whereIs(sessionID).ID
 	out, errs, code := h.command("computer", "exec", "--id", id, "--", "cat", "/work/inits")
 	if code != 0 || out != "x" {
 		t.Errorf("the captured disk: exit %d, %q\n%s", code, out, errs)
@@ -198,7 +198,7 @@ func TestSpec_08_06_ACommandResumesAComputer(t *testing.T) {
 	h := start(t, db.SQLite)
 	h.deploy("testdata/hibernate")
 	sessionID, first := h.asleep("look")
-	if out, errs, code := h.command("computer", "exec", "--id", h.computerOf(sessionID).ID, "--", "cat", "/run/memory"); code != 0 || out != "kept" {
+	if out, errs, code := h.command("computer", "exec", "--id", h.whereIs(sessionID).ID, "--", "cat", "/run/memory"); code != 0 || out != "kept" {
 		t.Fatalf("exit %d, %q\n%s", code, out, errs)
 	}
 	h.residency(sessionID, "hibernated") // it was idle all the time
@@ -212,7 +212,7 @@ func TestSpec_07_14_KillsDuringHibernation(t *testing.T) {
 	h := start(t, db.SQLite)
 	h.deploy("testdata/hibernate")
 	sessionID, last := h.asleep("look")
-	id := h.computerOf(sessionID).ID
+	id := h.whereIs(sessionID).ID
 	tmp := filepath.Join(h.dir, "worker", "tmp")
 	exists := func(pattern string) func() bool {
 		return func() bool {
@@ -230,7 +230,7 @@ func TestSpec_07_14_KillsDuringHibernation(t *testing.T) {
 		}
 	}
 	is := func(residency string) func() bool {
-		return func() bool { return h.computerOf(sessionID).Residency == residency }
+		return func() bool { return h.whereIs(sessionID).Residency == residency }
 	}
 	lives := func() bool { return h.sandboxPID(id) != 0 }
 	look := func() { last = h.again(sessionID, last, h.enqueue(sessionID, "look")) }
@@ -245,7 +245,7 @@ func TestSpec_07_14_KillsDuringHibernation(t *testing.T) {
 	} {
 		look()
 		h.until(step.name, func() bool { return step.at() || is("hibernated")() })
-		was := h.computerOf(sessionID).Residency
+		was := h.whereIs(sessionID).Residency
 		h.kill()
 		h.run()
 		t.Logf("killed at %q: the Computer was %s", step.name, was)
@@ -261,7 +261,7 @@ func TestSpec_07_14_KillsDuringHibernation(t *testing.T) {
 	} {
 		turnID := h.enqueue(sessionID, "look")
 		h.until(step.name, func() bool { return step.at() || is("running")() })
-		was := h.computerOf(sessionID).Residency
+		was := h.whereIs(sessionID).Residency
 		h.kill()
 		h.run()
 		t.Logf("killed at %q: the Computer was %s", step.name, was)
@@ -273,7 +273,7 @@ func TestSpec_07_14_KillsDuringHibernation(t *testing.T) {
 		look()
 		h.residency(sessionID, "hibernating", "hibernated")
 		time.Sleep(time.Duration(i) * 80 * time.Millisecond)
-		t.Logf("work comes when the Computer is %s", h.computerOf(sessionID).Residency)
+		t.Logf("work comes when the Computer is %s", h.whereIs(sessionID).Residency)
 		look()
 	}
 	if s, err := h.GetSession(t.Context(), sessionID); err != nil || len(s.Holds) != 0 {
@@ -304,7 +304,7 @@ func TestSpec_07_15_AnotherWorkerResumes(t *testing.T) {
 	c.worker = c.process(append(c.workerSettings(), "HELMR_WORKER_NAME=two", "HELMR_WORKER_WORK_DIR="+two, "HELMR_WORKER_CAPACITY_MEMORY_MIB=4096")...).start(t, "worker")
 	c.worker.says("worker registered")
 	second := c.again(sessionID, first, c.enqueue(sessionID, "look"))
-	if _, err := os.Stat(filepath.Join(two, "computers", c.computerOf(sessionID).ID)); err != nil {
+	if _, err := os.Stat(filepath.Join(two, "computers", c.whereIs(sessionID).ID)); err != nil {
 		t.Fatalf("the Computer is not on the other Worker: %v", err)
 	}
 	// The first Worker has nothing to do with it any more.
