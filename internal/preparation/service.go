@@ -70,12 +70,22 @@ func (s *Service) Find(tx *db.Tx, r *computer.Row, now int64) (*computer.Prepare
 	return nil, nil
 }
 
-// begin adds a preparation.
+// begin adds a preparation, or gives the open one of the same identity that another server has begun just now.
 func begin(tx *db.Tx, environmentID, deploymentID string, i *identity, reason string, now int64) (string, error) {
 	preparationID := id.New()
-	_, err := tx.Exec(sqlInsert, preparationID, deploymentID, i.template.TemplateID, i.digest, i.subject, reason, now, now, environmentID)
+	n, err := tx.Exec(sqlInsert, preparationID, deploymentID, i.template.TemplateID, i.digest, i.subject, reason, now, now, environmentID)
 	if err != nil {
 		return "", fmt.Errorf("insert preparation: %w", err)
+	}
+	if n == 0 {
+		p, err := one(tx, sqlOpen, environmentID, i.digest)
+		if err == nil && p == nil {
+			err = fmt.Errorf("preparation of template %s: not begun", i.template.TemplateID)
+		}
+		if err != nil {
+			return "", err
+		}
+		return p.ID, nil
 	}
 	tx.Signal(computer.PreparationTopic)
 	tx.Signal(computer.PreparationsOf(environmentID))

@@ -6,7 +6,7 @@ const (
 
 	// The deadline is as long after the creation as the Environment says.
 	sqlInsert = `INSERT INTO preparations (id, environment_id, deployment_id, template_id, digest, subject, reason, status, attempts, losses, deadline_at, created_at)
-		SELECT ?, e.id, ?, ?, ?, ?, ?, 'queued', 0, 0, ? + e.preparation_timeout_ms, ? FROM environments e WHERE e.id = ?`
+		SELECT ?, e.id, ?, ?, ?, ?, ?, 'queued', 0, 0, ? + e.preparation_timeout_ms, ? FROM environments e WHERE e.id = ? ON CONFLICT DO NOTHING`
 	sqlUpdate = `UPDATE preparations SET digest = ?, status = ?, attempts = ?, losses = ?, computer_id = ?, command_id = ?, save_id = ?, manifest_digest = ?,
 		error_message = ?, started_at = ?, terminal_at = ? WHERE id = ?`
 	sqlAttempt  = `INSERT INTO preparation_attempts (preparation_id, number, command_id) VALUES (?, ?, ?)`
