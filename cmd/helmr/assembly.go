@@ -33,20 +33,23 @@ type installationConfig struct {
 	blobURL     string
 	s3          blob.S3
 	keys        rootKeys
-	migrate     bool // bring the schema up to date; otherwise a schema that is not is refused
+	ownerKey    []byte        // checks owner tokens; nil: there are none
+	lostAfter   time.Duration // after which silent Workers are lost; 0: the default. For tests
+	migrate     bool          // bring the schema up to date; otherwise a schema that is not is refused
 	log         *slog.Logger
 	mounts      func(*rpc.Service) map[string]http.Handler // nil: none
 }
 
 // installation is the server side of helmr, put together: database, objects, rooms, HTTP and background work.
 type installation struct {
-	db     *db.DB
-	blobs  *blob.Store
-	access *access.Service
-	rpc    *rpc.Service
-	http   *server.Server
-	loops  *loop.Driver
-	log    *slog.Logger
+	db        *db.DB
+	blobs     *blob.Store
+	access    *access.Service
+	computers *computer.Service
+	rpc       *rpc.Service
+	http      *server.Server
+	loops     *loop.Driver
+	log       *slog.Logger
 }
 
 // openInstallation opens everything and starts nothing. After an error nothing is open.
@@ -72,8 +75,13 @@ func openInstallation(ctx context.Context, cfg installationConfig) (_ *installat
 	}
 	secrets := secret.NewService(i.db, keyring, time.Now)
 	i.access = access.NewService(i.db)
+	i.access.OwnerKey = cfg.ownerKey
 	deployments := deployment.NewService(i.db, i.blobs)
 	computers := computer.NewService(i.db, time.Now)
+	if cfg.lostAfter > 0 {
+		computers.LoseWorkersAfter(cfg.lostAfter)
+	}
+	i.computers = computers
 	sessions := session.NewService(i.db)
 	turns := turn.NewService(i.db, time.Now)
 	commands := command.NewService(i.db, time.Now)
@@ -87,7 +95,7 @@ func openInstallation(ctx context.Context, cfg installationConfig) (_ *installat
 		mounts = cfg.mounts(i.rpc)
 	}
 	i.http = server.New(server.Config{Version: version(), Mounts: mounts}, server.Deps{DB: i.db, Access: i.access, Session: sessions, Turn: turns, Converse: turns,
-		Computer: computers, Command: commands, Secret: secrets, Deployment: deployments, Catalog: deployments, Bundle: deployments, Prepare: preparations, Logger: cfg.log})
+		Computer: computers, Worker: computers, Command: commands, Secret: secrets, Deployment: deployments, Catalog: deployments, Bundle: deployments, Prepare: preparations, Logger: cfg.log})
 	return i, nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"helmr.dev/helmr/client"
+	"helmr.dev/helmr/internal/access"
 )
 
 // defaultURL is where helmr dev listens.
@@ -100,10 +101,11 @@ type saved struct {
 	Logins map[string]login `json:"logins"`
 }
 
-// login is one saved login; today always an API key.
+// login is one saved login: an API key, a login of the owner, or both.
 type login struct {
-	APIKey  string    `json:"api_key"`
-	SavedAt time.Time `json:"saved_at"`
+	APIKey     string    `json:"api_key,omitempty"`
+	OwnerToken string    `json:"owner_token,omitempty"`
+	SavedAt    time.Time `json:"saved_at"`
 }
 
 // loginsFile is where logins are kept: HELMR_CONFIG_DIR, otherwise the user's configuration folder.
@@ -183,13 +185,21 @@ func writeFile(path string, content []byte) error {
 	return nil
 }
 
-// saveLogin keeps a key for url and makes url the one that commands talk to.
-func (a *app) saveLogin(url, key string) error {
+// saveLogin keeps a credential for url and makes url the one that commands talk to. An API key and a login of the owner
+// are kept beside each other.
+func (a *app) saveLogin(url, credential string) error {
 	s, err := a.logins()
 	if err != nil {
 		return err
 	}
 	s.Last = url
-	s.Logins[url] = login{APIKey: key, SavedAt: time.Now().UTC().Truncate(time.Second)}
+	l := s.Logins[url]
+	if access.IsOwnerToken(credential) {
+		l.OwnerToken = credential
+	} else {
+		l.APIKey = credential
+	}
+	l.SavedAt = time.Now().UTC().Truncate(time.Second)
+	s.Logins[url] = l
 	return a.saveLogins(s)
 }

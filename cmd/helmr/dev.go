@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -167,7 +169,8 @@ func (d *dev) serve(ctx context.Context, ln net.Listener) (err error) {
 	if err != nil {
 		return err
 	}
-	inst, err := openInstallation(ctx, installationConfig{databaseURL: d.database, blobURL: d.blobs, keys: rootKeys{present: rootKey}, migrate: true, log: d.log})
+	inst, err := openInstallation(ctx, installationConfig{databaseURL: d.database, blobURL: d.blobs, keys: rootKeys{present: rootKey}, ownerKey: ownerKey(rootKey),
+		migrate: true, log: d.log})
 	if err != nil {
 		return err
 	}
@@ -191,7 +194,7 @@ func (d *dev) serve(ctx context.Context, ln net.Listener) (err error) {
 	ended := make(chan error, 2)
 	go func() { ended <- inst.run(running, ln) }()
 	go func() { ended <- w.Run(running) }()
-	if err := d.announce("http://"+ln.Addr().String(), key); err != nil {
+	if err := d.announce("http://"+ln.Addr().String(), key, access.NewOwnerToken(ownerKey(rootKey), time.Now().Add(access.MaxOwnerToken))); err != nil {
 		return err
 	}
 	defer func() { _ = os.Remove(filepath.Join(d.dataDir, "dev.json")) }() // a stale one is replaced by the next start
@@ -284,10 +287,17 @@ func (d *dev) key(ctx context.Context, svc *access.Service) (string, error) {
 	return keys.APIKey, nil
 }
 
+// ownerKey derives what checks owner tokens from the key of the data folder.
+func ownerKey(rootKey []byte) []byte {
+	m := hmac.New(sha256.New, rootKey)
+	_, _ = m.Write([]byte("owner tokens of helmr dev"))
+	return m.Sum(nil)
+}
+
 // announce tells people, scripts and later commands where this helmr is.
-func (d *dev) announce(url, key string) error {
+func (d *dev) announce(url, key, ownerToken string) error {
 	login := "saved for the commands of this user"
-	if err := d.app.saveLogin(url, key); err != nil {
+	if err := errors.Join(d.app.saveLogin(url, key), d.app.saveLogin(url, ownerToken)); err != nil {
 		d.log.Warn("the login could not be saved", "error", err)
 		login = "not saved (" + err.Error() + "); set HELMR_API_KEY and HELMR_API_URL"
 	}

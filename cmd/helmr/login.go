@@ -14,6 +14,7 @@ import (
 
 	"helmr.dev/helmr/client"
 	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/access"
 )
 
 func (a *app) loginCommand() *cobra.Command {
@@ -23,7 +24,8 @@ func (a *app) loginCommand() *cobra.Command {
 		Long: `Reads an API key from the terminal or from stdin, checks it against the server and saves it under HELMR_CONFIG_DIR
 (mode 0600). Later commands talk to the server of the last login unless -a or HELMR_API_URL names another one.
 
-Logins of people are not there yet; for now every login is an API key.`,
+Logins of people are not there yet but for the owner of an installation: helmr server owner-token makes one, which is
+kept beside the API key and used by commands that an API key cannot do.`,
 		Example: "  helmr login http://127.0.0.1:8080\n  helmr login https://helmr.example.com < key.txt",
 		Args:    optionalArg("URL"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -44,7 +46,11 @@ Logins of people are not there yet; for now every login is an API key.`,
 			if err := a.saveLogin(s.url, key); err != nil {
 				return err
 			}
-			return a.show(cmd, map[string]string{"api_url": s.url, "auth_source": "api_key"}, func(w *text) { w.line("Logged in to %s.", s.url) })
+			source := "api_key"
+			if access.IsOwnerToken(key) {
+				source = "login"
+			}
+			return a.show(cmd, map[string]string{"api_url": s.url, "auth_source": source}, func(w *text) { w.line("Logged in to %s.", s.url) })
 		},
 	}
 	c.Flags().Bool("no-browser", false, "accepted for scripts; a login with an API key opens no browser")

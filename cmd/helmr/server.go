@@ -8,9 +8,11 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/access"
 	"helmr.dev/helmr/internal/blob"
 	"helmr.dev/helmr/internal/server/rpc"
@@ -31,7 +33,7 @@ Logs are JSON lines on stderr.
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.runServer(cmd) },
 	}
-	c.AddCommand(a.serverCheckConfig(), a.serverBootstrap(), a.serverWorkerToken())
+	c.AddCommand(a.serverCheckConfig(), a.serverBootstrap(), a.serverWorkerToken(), a.serverOwnerToken())
 	return c
 }
 
@@ -45,8 +47,16 @@ func (a *app) runServer(cmd *cobra.Command) (err error) {
 		log.Warn("this setting does nothing yet", "setting", name)
 	}
 	ctx := cmd.Context()
-	credentials := rpc.NewCredentials(s.key("HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY"))
+	credentials := rpc.NewCredentials(s.key("HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY"), time.Now)
+	lost, err := lostAfter(a.getenv)
+	if err != nil {
+		return settingsError(err)
+	}
+	if lost > 0 {
+		log.Warn("workers are lost sooner than they should be: this setting is for tests", "setting", testLostAfter, "after", lost.String())
+	}
 	inst, err := openInstallation(ctx, installationConfig{databaseURL: s["HELMR_DATABASE_URL"], blobURL: s["HELMR_BLOB_URL"], s3: s.s3(), keys: s.rootKeys(), log: log,
+		ownerKey: s.key("HELMR_AUTH_KEY"), lostAfter: lost,
 		mounts: func(svc *rpc.Service) map[string]http.Handler {
 			path, handler := rpc.Handler(svc, credentials)
 			return map[string]http.Handler{path: handler}
@@ -122,22 +132,63 @@ the server first if the database is SQLite.`,
 }
 
 func (a *app) serverWorkerToken() *cobra.Command {
-	return &cobra.Command{
+	var name string
+	c := &cobra.Command{
 		Use:   "worker-token",
-		Short: "Print the token with which workers join this installation",
-		Long: `Prints the enrollment token of the installation, which follows from HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY. A worker
-reads it from the file named by HELMR_WORKER_ENROLLMENT_TOKEN_FILE. Whoever has it can host computers.`,
+		Short: "Make a token with which workers join this installation, and print it, once",
+		Long: `Makes an enrollment token in the database named by HELMR_DATABASE_URL and prints it. A worker reads it from the file
+named by HELMR_WORKER_ENROLLMENT_TOKEN_FILE; whoever has it can host computers, until it is revoked. It is the way for
+the first worker; helmr worker token does the same through a running server, lists tokens and revokes them. Stop the
+server first if the database is SQLite.`,
 		Example: "  helmr server worker-token > worker.token",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			s, _, err := readSettings(a.getenv, serverSettings)
+			if err != nil {
+				return settingsError(err)
+			}
+			inst, err := openInstallation(cmd.Context(), installationConfig{databaseURL: s["HELMR_DATABASE_URL"], blobURL: s["HELMR_BLOB_URL"], s3: s.s3(), keys: s.rootKeys(),
+				log: processLog(cmd.ErrOrStderr())})
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, inst.close()) }()
+			t, err := inst.computers.CreateWorkerToken(cmd.Context(), "", api.WorkerTokenCreateRequest{Name: name})
+			if err != nil {
+				return err
+			}
+			return a.show(cmd, t, func(w *text) { w.line("%s", t.Token) })
+		},
+	}
+	c.Flags().StringVar(&name, "name", "first", "what people recognise it by")
+	return c
+}
+
+func (a *app) serverOwnerToken() *cobra.Command {
+	var good time.Duration
+	c := &cobra.Command{
+		Use:   "owner-token",
+		Short: "Print a login of the installation's owner",
+		Long: `Prints a credential that acts as the first owner for a while. It follows from HELMR_AUTH_KEY and is not stored: it ends
+when its time is over or the key is changed. Commands that an API key cannot do, such as helmr worker, use it once it is
+saved with helmr login.`,
+		Example: "  helmr server owner-token | helmr login https://helmr.example.com\n  helmr server owner-token --for 1h",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, _, err := readSettings(a.getenv, serverSettings)
 			if err != nil {
 				return settingsError(err)
 			}
-			token := rpc.NewCredentials(s.key("HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY")).EnrollmentToken()
-			return a.show(cmd, map[string]string{"token": token}, func(w *text) { w.line("%s", token) })
+			if good <= 0 || good > access.MaxOwnerToken {
+				return usageErrorf("--for must be a duration from 1s to %dh, for example 12h", int(access.MaxOwnerToken.Hours()))
+			}
+			until := time.Now().Add(good)
+			token := access.NewOwnerToken(s.key("HELMR_AUTH_KEY"), until)
+			return a.show(cmd, map[string]string{"token": token, "expires_at": until.UTC().Format(time.RFC3339)}, func(w *text) { w.line("%s", token) })
 		},
 	}
+	c.Flags().DurationVar(&good, "for", 12*time.Hour, "how long it is good")
+	return c
 }
 
 // processLog is the log of a process: JSON lines.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // setting is one environment variable of a process.
@@ -108,6 +109,27 @@ type process func(setting) bool
 func serverSettings(s setting) bool  { return s.server }
 func migrateSettings(s setting) bool { return s.migrate }
 func workerSettings(s setting) bool  { return s.worker }
+
+// ownWorkerSettings are what a command needs to speak for the Worker of this machine.
+func ownWorkerSettings(s setting) bool {
+	return s.name == "HELMR_SERVER_URL" || s.name == "HELMR_WORKER_NAME" || s.name == "HELMR_WORKER_WORK_DIR"
+}
+
+// lostAfter reads the time after which silent Workers are lost, for tests that lose some: 0 is the default. It can only
+// be shortened; Workers hear from the server what follows from it.
+func lostAfter(getenv func(string) string) (time.Duration, error) {
+	text := getenv(testLostAfter)
+	if text == "" {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < time.Second || d > time.Minute {
+		return 0, fmt.Errorf("%s is malformed: it wants a duration from 1s to 60s, and is for tests", testLostAfter)
+	}
+	return d, nil
+}
+
+const testLostAfter = "HELMR_TEST_WORKERS_LOST_AFTER"
 
 // readSettings reads and checks all settings of a process. The error names every setting that is missing or malformed,
 // never a value. unused names settings that are there but do nothing yet.

@@ -1,13 +1,18 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
+	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -19,17 +24,38 @@ import (
 )
 
 func (a *app) workerCommand() *cobra.Command {
-	return &cobra.Command{
+	c := &cobra.Command{
 		Use:   "worker",
 		Short: "Run a worker: it hosts computers on this machine for a server",
 		Long: `Runs a worker until it is told to stop (SIGTERM or Ctrl-C). Its computers live on: a worker that starts again on the
-same folder before the server gives it up goes on with them. It needs root rights. Its settings are environment
+same folder before the server gives it up goes on with them; later they are ended, by a process that the worker leaves
+behind for that. To empty it first, run helmr worker drain. It needs root rights. Its settings are environment
 variables; a missing or malformed one stops it at start. Logs are JSON lines on stderr.
 
 ` + settingsHelp(workerSettings),
-		Example: "  helmr worker\n  helmr doctor",
+		Example: "  helmr worker\n  helmr worker drain --timeout 30m",
 		Args:    noArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return a.runWorker(cmd) },
+	}
+	c.AddCommand(a.workerList(), a.workerStatus(), a.workerDrain(), a.workerActivate(), a.workerToken(), workerGuard())
+	return c
+}
+
+// workerGuard is the process that a Worker leaves behind; nobody else starts it.
+func workerGuard() *cobra.Command {
+	return &cobra.Command{
+		Use: "guard DIR", Short: "End the sandboxes of a worker whose lease is over (started by helmr worker)", Example: "  helmr worker guard /var/lib/helmr/worker",
+		Hidden: true, Args: oneArg("DIR"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			// It needs no runsc: what is left of a sandbox is removed by the next Worker.
+			r, err := gvisor.New(gvisor.Config{Root: filepath.Join(args[0], "sandboxes")})
+			if err != nil {
+				return err
+			}
+			// Nothing but the end of its work ends it: a service manager that stops the Worker may signal it too.
+			ctx := context.WithoutCancel(cmd.Context())
+			return worker.Guard(ctx, args[0], r.KillAll, r.Count)
+		},
 	}
 }
 
@@ -81,6 +107,12 @@ func (a *app) runWorker(cmd *cobra.Command) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, cfg.Network.Close()) }()
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find helmr itself: %w", err)
+	}
+	cfg.Guard = []string{self, "worker", "guard", cfg.Dir}
+	warnUnencrypted(log, s["HELMR_SERVER_URL"])
 	w, err := worker.New(cfg)
 	if err != nil {
 		return err
@@ -128,7 +160,8 @@ func workerConfig(s settings, runsc string, log *slog.Logger) (worker.Config, er
 	return cfg, nil
 }
 
-// serverTransport speaks HTTP/2 to the server, so that a Worker's waiting calls share one connection.
+// serverTransport speaks HTTP/2 to the server, so that a Worker's waiting calls share one connection. A connection that
+// is cut without a word is found out by pings.
 func serverTransport(url string) *http.Client {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.Protocols = new(http.Protocols)
@@ -138,5 +171,19 @@ func serverTransport(url string) *http.Client {
 		transport.Protocols.SetHTTP1(false)
 		transport.Protocols.SetUnencryptedHTTP2(true)
 	}
+	transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: 5 * time.Second, PingTimeout: 5 * time.Second}
+	transport.DialContext = (&net.Dialer{Timeout: 5 * time.Second}).DialContext
 	return &http.Client{Transport: transport}
+}
+
+// warnUnencrypted says when what Workers and server tell each other can be read on the way.
+func warnUnencrypted(log *slog.Logger, server string) {
+	u, err := url.Parse(server)
+	if err != nil || u.Scheme != "http" {
+		return
+	}
+	if ip, err := netip.ParseAddr(u.Hostname()); u.Hostname() == "localhost" || (err == nil && ip.IsLoopback()) {
+		return
+	}
+	log.Warn("HELMR_SERVER_URL is not https: credentials and Secrets can be read on the way")
 }

@@ -18,6 +18,8 @@ type Service struct {
 	db *db.DB
 	// Now is the clock; tests may replace it before the first call.
 	Now func() time.Time
+	// OwnerKey checks owner tokens; without one there are none. Set it before the first call.
+	OwnerKey []byte
 }
 
 // NewService makes the room on a database.

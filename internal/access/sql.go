@@ -20,6 +20,7 @@ const (
 	sqlUserInsert     = `INSERT INTO users (id, email, display_name, created_at) VALUES (?, ?, ?, ?)`
 	sqlMemberInsert   = `INSERT INTO members (organization_id, user_id, owner, status, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?)`
 
+	sqlFirstOwner = `SELECT organization_id, user_id FROM members WHERE owner = 1 AND status = 'active' ORDER BY created_at, user_id LIMIT 1`
 	// What an installation began with: the first of each, the default Environment before others.
 	sqlBootstrapFind = `SELECT o.id, p.id, e.id, m.user_id FROM organizations o JOIN projects p ON p.organization_id = o.id
 		JOIN environments e ON e.project_id = p.id JOIN members m ON m.organization_id = o.id AND m.owner = 1

@@ -31,6 +31,7 @@ func TestStateDiagrams(t *testing.T) {
 	draw("Message", "internal/turn", turn.MessageStatuses().Diagram(turn.MessageAdmitted))
 	draw("Question", "internal/turn", turn.QuestionStatuses.Diagram(turn.QuestionPending))
 	draw("Residency of a Computer", "internal/computer", computer.Residencies.Diagram(computer.Cold))
+	draw("Worker", "internal/computer", computer.WorkerStatuses.Diagram(computer.WorkerRegistering))
 	draw("Secret", "internal/secret", secret.Statuses.Diagram(secret.Active))
 	draw("Preparation", "internal/preparation", preparation.Statuses.Diagram(preparation.Queued))
 	draw("Command", "internal/command", command.Statuses.Diagram(command.Pending))

@@ -30,7 +30,7 @@ const (
 	// Terminal Commands on Workers whose processes are gone by now for certain: a Worker comes back under its name only after
 	// it has discarded what it had.
 	sqlReconcilable = `SELECT c.id FROM commands c JOIN workers w ON w.id = c.worker_id WHERE c.reconciled = 0 AND c.terminal_at IS NOT NULL AND c.open = 0
-		AND EXISTS (SELECT 1 FROM workers n WHERE n.name = w.name AND n.created_at > w.created_at) LIMIT 100`
+		AND w.status <> 'registering' AND w.discarded_at > c.terminal_at LIMIT 100`
 	sqlReconciled = `UPDATE commands SET reconciled = 1 WHERE id = ? AND reconciled = 0`
 )
 

@@ -38,14 +38,16 @@ const (
 	StartFailures    = 5
 	UnavailableRetry = 5 * time.Minute
 	StaysUnused      = 60 * time.Second
-	WorkerLostAfter  = 60 * time.Second
-	ServerWarmUp     = 120 * time.Second
+	// WorkerLostAfter is how long a Worker may be silent; a server waits twice as long after its own start.
+	WorkerLostAfter = 60 * time.Second
 )
 
 // Stopping reasons: why a resident Computer is being emptied.
 const (
 	StopUnused   = "unused"
 	StopShutdown = "shutdown"
+	// StopDrain waits for running Turns and Commands.
+	StopDrain = "drain"
 )
 
 // What an accepted piece of work waits for.

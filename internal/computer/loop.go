@@ -17,7 +17,8 @@ func (s *Service) Loops() []loop.Piece {
 	return []loop.Piece{
 		{Name: "computer.dispatch", Every: 5 * time.Second, Topics: []string{DispatchTopic}, Run: s.dispatch},
 		{Name: "computer.unused", Every: 10 * time.Second, Run: s.emptyUnused},
-		{Name: "computer.workers", Every: 5 * time.Second, Run: s.findLost},
+		{Name: "computer.workers", Every: s.beatEvery(), Run: s.findLost},
+		{Name: "computer.drain", Every: 5 * time.Second, Topics: []string{WorkersTopic, DispatchTopic}, Run: s.drainAll},
 	}
 }
 
@@ -25,10 +26,37 @@ func (s *Service) Loops() []loop.Piece {
 type free struct {
 	workerID             string
 	cpu, memory, diskMiB int64
+	heartbeatAt          int64
 }
 
 func (f *free) fits(r *Row) bool {
-	return f.cpu >= r.MilliCPU && f.memory >= r.MemoryMiB && f.diskMiB >= r.DiskMiB
+	return f.cpu >= (r.MilliCPU+999)/1000*1000 && f.memory >= r.MemoryMiB && f.diskMiB >= r.DiskMiB
+}
+
+// pick gives the Worker for r among those that fit, "" if none does: first one that was heard of since recent, then last,
+// the one that r was on, which may still have what its disk is made of, then the one with the most free memory.
+func pick(workers []free, r *Row, last string, recent int64) string {
+	var best *free
+	better := func(a, b *free) bool {
+		switch {
+		case (a.heartbeatAt >= recent) != (b.heartbeatAt >= recent):
+			return a.heartbeatAt >= recent
+		case (a.workerID == last) != (b.workerID == last):
+			return a.workerID == last
+		case a.memory != b.memory:
+			return a.memory > b.memory
+		}
+		return a.workerID < b.workerID
+	}
+	for i := range workers {
+		if f := &workers[i]; f.fits(r) && (best == nil || better(f, best)) {
+			best = f
+		}
+	}
+	if best == nil {
+		return ""
+	}
+	return best.workerID
 }
 
 // waiting is a Computer that has work and no Worker.
@@ -154,6 +182,9 @@ func (s *Service) place(ctx context.Context, computerID string) (wait string, er
 			return err
 		}
 		SignalWorker(tx, r)
+		if _, err := tx.Exec(sqlSetLastWorker, worker, r.ID); err != nil {
+			return err
+		}
 		return Update(tx, r)
 	})
 	if err != nil {
@@ -164,6 +195,10 @@ func (s *Service) place(ctx context.Context, computerID string) (wait string, er
 
 // choose gives the Worker for r, or what it has to wait for.
 func (s *Service) choose(tx *db.Tx, r *Row) (wait, workerID string, err error) {
+	// Placements of one Environment are counted one after the other, also those of other servers.
+	if _, err := tx.Get([]any{new(int64)}, sqlReservationLock, r.EnvironmentID); err != nil {
+		return "", "", fmt.Errorf("lock reservation: %w", err)
+	}
 	var count, cpu, memory, maxCount, maxCPU, maxMemory int64
 	if _, err := tx.Get([]any{&count, &cpu, &memory}, sqlEnvironmentUse, r.EnvironmentID); err != nil {
 		return "", "", fmt.Errorf("read use: %w", err)
@@ -174,24 +209,37 @@ func (s *Service) choose(tx *db.Tx, r *Row) (wait, workerID string, err error) {
 	if count+1 > maxCount || cpu+r.MilliCPU > maxCPU || (memory+r.MemoryMiB)<<20 > maxMemory {
 		return waitLimit, "", nil
 	}
-	best := ""
+	var last string
+	if _, err := tx.Get([]any{&last}, sqlLastWorker, r.ID); err != nil {
+		return "", "", fmt.Errorf("read last worker: %w", err)
+	}
+	var workers []free
 	err = tx.Query(func(sc func(...any) error) error {
 		var f free
-		if err := sc(&f.workerID, &f.cpu, &f.memory, &f.diskMiB); err != nil {
-			return err
-		}
-		if best == "" && f.fits(r) {
-			best = f.workerID
-		}
-		return nil
+		err := sc(&f.workerID, &f.cpu, &f.memory, &f.diskMiB, &f.heartbeatAt)
+		workers = append(workers, f)
+		return err
 	}, sqlFree)
 	if err != nil {
 		return "", "", fmt.Errorf("read workers: %w", err)
 	}
-	if best == "" {
+	if workerID = pick(workers, r, last, db.Millis(s.now().Add(-3*s.beatEvery()))); workerID == "" {
 		return waitScheduling, "", nil
 	}
-	return "", best, nil
+	// Another server may have placed something there or drained it since: what counts is read under its lock.
+	w, err := lockWorker(tx, sqlWorkerLock, workerID)
+	if err != nil || w == nil || w.status != WorkerActive {
+		return waitScheduling, "", err
+	}
+	var f free
+	if _, err := tx.Get([]any{&f.cpu, &f.memory, &f.diskMiB}, sqlFreeOf, workerID); err != nil {
+		return "", "", fmt.Errorf("read worker: %w", err)
+	}
+	if !f.fits(r) {
+		tx.Signal(DispatchTopic) // another one may have room
+		return waitScheduling, "", nil
+	}
+	return "", workerID, nil
 }
 
 // emptyUnused begins to empty Computers that nothing has used for a while.
@@ -223,13 +271,19 @@ func (s *Service) emptyUnused(ctx context.Context) (time.Duration, error) {
 	return 0, nil
 }
 
-// findLost marks Workers that have been silent for too long. A server that has just begun waits for them first.
+// findLost marks Workers that have been silent for too long. A server that has just begun, or that was itself stopped for
+// a while (its machine slept, its process was paused), waits for them first: they could not reach it.
 func (s *Service) findLost(ctx context.Context) (time.Duration, error) {
-	now := s.now()
-	if now.Sub(s.readySince) < ServerWarmUp {
+	now := s.now().Round(0) // without the monotonic reading, which stands still while a machine sleeps
+	looked := time.Now().Round(0)
+	if looked.Sub(s.lookedAt) > s.lostAfter/2 {
+		s.readySince = now
+	}
+	s.lookedAt = looked
+	if now.Sub(s.readySince) < 2*s.lostAfter {
 		return 0, nil
 	}
-	before := db.Millis(now.Add(-WorkerLostAfter))
+	before := db.Millis(now.Add(-s.lostAfter))
 	var silent []string
 	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
 		silent, err = ids(tx, sqlWorkersSilent, before)
@@ -240,11 +294,16 @@ func (s *Service) findLost(ctx context.Context) (time.Duration, error) {
 	}
 	for _, workerID := range silent {
 		err := s.db.Write(ctx, func(tx *db.Tx) error {
-			n, err := tx.Exec(sqlWorkerLost, workerID, before)
-			if n > 0 {
-				tx.Signal(LostTopic)
+			w, err := lockWorker(tx, sqlWorkerLock, workerID)
+			if err != nil || w == nil || w.heartbeatAt > before {
+				return err
 			}
-			return err
+			switch w.status {
+			case WorkerRegistering, WorkerActive, WorkerDraining:
+				tx.Signal(LostTopic)
+				return w.move(tx, WorkerLost, nil)
+			}
+			return nil
 		})
 		if err != nil {
 			return 0, fmt.Errorf("mark worker %s lost: %w", workerID, err)

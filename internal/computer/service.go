@@ -14,15 +14,24 @@ import (
 type Service struct {
 	db  *db.DB
 	now func() time.Time
-	// readySince is when this server began: Workers that are silent are given time to come back after a restart.
+	// readySince is when this server began, or went on after a pause: Workers that are silent are given time to come back.
 	readySince time.Time
 	images     PreparedImages
+	// lookedAt is when it last looked for lost Workers, by the real clock; both are used by that loop alone.
+	lookedAt time.Time
+	// lostAfter is how long a Worker may be silent. What a Worker may do without an answer follows from it and is told to
+	// Workers, so that both sides always go by one number.
+	lostAfter time.Duration
 }
 
 // NewService makes the room's service. now is the clock.
 func NewService(d *db.DB, now func() time.Time) *Service {
-	return &Service{db: d, now: now, readySince: now()}
+	return &Service{db: d, now: now, readySince: now(), lookedAt: time.Now(), lostAfter: WorkerLostAfter}
 }
+
+// LoseWorkersAfter shortens the time that a Worker may be silent, for tests that lose Workers. All servers of a database
+// must use the same.
+func (s *Service) LoseWorkersAfter(d time.Duration) { s.lostAfter = min(d, WorkerLostAfter) }
 
 // Filter selects Computers: Key alone, or a page after Cursor, with Secret of those that hold a value of it.
 type Filter struct {

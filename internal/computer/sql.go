@@ -25,20 +25,17 @@ const (
 	sqlUnused   = `SELECT id FROM computers WHERE residency = 'running' AND stopping IS NULL AND unused_since <= ? LIMIT 100`
 	sqlOfWorker = `SELECT id, lease_epoch FROM computers WHERE worker_id = ? ORDER BY id`
 
-	sqlFree = `SELECT w.id, w.cpu_millis - COALESCE(SUM(c.milli_cpu), 0), w.memory_mib - COALESCE(SUM(c.memory_mib), 0), w.disk_mib - COALESCE(SUM(c.disk_mib), 0)
-		FROM workers w LEFT JOIN computers c ON c.worker_id = w.id WHERE w.status = 'active'
-		GROUP BY w.id, w.cpu_millis, w.memory_mib, w.disk_mib ORDER BY 3 DESC, 1`
+	// CPU is reserved in whole ones.
+	wholeCPU = `(c.milli_cpu + 999) / 1000 * 1000`
+	sqlFree  = `SELECT w.id, w.cpu_millis - COALESCE(SUM(` + wholeCPU + `), 0), w.memory_mib - COALESCE(SUM(c.memory_mib), 0), w.disk_mib - COALESCE(SUM(c.disk_mib), 0),
+		w.heartbeat_at FROM workers w LEFT JOIN computers c ON c.worker_id = w.id WHERE w.status = 'active'
+		GROUP BY w.id, w.cpu_millis, w.memory_mib, w.disk_mib, w.heartbeat_at ORDER BY w.id`
+	sqlFreeOf = `SELECT w.cpu_millis - COALESCE(SUM(` + wholeCPU + `), 0), w.memory_mib - COALESCE(SUM(c.memory_mib), 0), w.disk_mib - COALESCE(SUM(c.disk_mib), 0)
+		FROM workers w LEFT JOIN computers c ON c.worker_id = w.id WHERE w.id = ? GROUP BY w.id, w.cpu_millis, w.memory_mib, w.disk_mib`
+	sqlLastWorker     = `SELECT COALESCE(last_worker_id, '') FROM computers WHERE id = ?`
+	sqlSetLastWorker  = `UPDATE computers SET last_worker_id = ? WHERE id = ?`
 	sqlEnvironmentUse = `SELECT COUNT(*), COALESCE(SUM(milli_cpu), 0), COALESCE(SUM(memory_mib), 0) FROM computers WHERE environment_id = ? AND worker_id IS NOT NULL`
 	sqlEnvironmentMax = `SELECT max_resident_computers, max_cpu_millis, max_memory_bytes FROM environments WHERE id = ?`
-
-	sqlWorkerByName    = `SELECT id, status, secret_hash FROM workers WHERE name = ? AND status <> 'lost' {lock}`
-	sqlWorkerInsert    = `INSERT INTO workers (id, name, status, secret_hash, cpu_millis, memory_mib, disk_mib, heartbeat_at, created_at) VALUES (?, ?, 'active', ?, ?, ?, ?, ?, ?)`
-	sqlWorkerUpdate    = `UPDATE workers SET status = 'active', cpu_millis = ?, memory_mib = ?, disk_mib = ?, heartbeat_at = ? WHERE id = ?`
-	sqlWorkerHeartbeat = `UPDATE workers SET heartbeat_at = ? WHERE id = ? AND status <> 'lost'`
-	sqlWorkerDraining  = `UPDATE workers SET status = 'draining' WHERE id = ? AND status = 'active'`
-	sqlWorkerLost      = `UPDATE workers SET status = 'lost' WHERE id = ? AND status <> 'lost' AND heartbeat_at <= ?`
-	sqlWorkersSilent   = `SELECT id FROM workers WHERE status <> 'lost' AND heartbeat_at <= ?`
-	sqlWorkersLostHold = `SELECT id FROM computers WHERE worker_id IN (SELECT id FROM workers WHERE status = 'lost')`
 
 	sqlSaveOpen       = `SELECT id FROM saves WHERE computer_id = ? AND status = 'requested' AND capture_began_at IS NULL`
 	sqlSaveInsert     = `INSERT INTO saves (id, computer_id, number, status, created_at) VALUES (?, ?, ?, 'requested', ?)`
@@ -60,6 +57,45 @@ const (
 	sqlCaptureInsert = `INSERT INTO captures (id, computer_id, save_id, memory_manifest, platform, size_bytes, stored_bytes, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`
 	sqlCaptureGet    = `SELECT memory_manifest, platform FROM captures WHERE id = ?`
 	sqlCaptureDelete = `DELETE FROM captures WHERE id = ?`
+)
+
+// Workers.
+const (
+	workerColumns      = `id, name, status, secret_hash, heartbeat_at, shutdown_at`
+	sqlWorkersByName   = `SELECT ` + workerColumns + ` FROM workers WHERE name = ? ORDER BY id {lock}`
+	sqlWorkerLock      = `SELECT ` + workerColumns + ` FROM workers WHERE id = ? {lock}`
+	sqlWorkerGet       = `SELECT ` + workerColumns + ` FROM workers WHERE id = ?`
+	sqlWorkerHolds     = `SELECT COUNT(*) FROM computers WHERE worker_id = ?`
+	sqlWorkerInsert    = `INSERT INTO workers (id, name, status, secret_hash, cpu_millis, memory_mib, disk_mib, heartbeat_at, created_at) VALUES (?, ?, 'registering', ?, 0, 0, 0, ?, ?)`
+	sqlWorkerSeen      = `UPDATE workers SET heartbeat_at = ? WHERE id = ?`
+	sqlWorkerEnrolled  = `UPDATE workers SET heartbeat_at = ?, discarded_at = ?, cpu_millis = 0, memory_mib = 0, disk_mib = 0 WHERE id = ?`
+	sqlWorkerMove      = `UPDATE workers SET status = ?, shutdown_at = ? WHERE id = ? AND status = ?`
+	sqlWorkerOffer     = `UPDATE workers SET cpu_millis = ?, memory_mib = ?, disk_mib = ? WHERE id = ?`
+	sqlWorkerHeartbeat = `UPDATE workers SET heartbeat_at = ? WHERE id = ? AND status <> 'lost'`
+
+	sqlWorkerShutdownAt = `UPDATE workers SET shutdown_at = ? WHERE id = ?`
+	sqlWorkersDraining  = `SELECT id FROM workers WHERE status = 'draining' ORDER BY id`
+	sqlNextShutdown     = `SELECT MIN(shutdown_at) FROM workers WHERE status = 'draining' AND shutdown_at > ?`
+	// A Worker that is ready for termination has nothing to lose.
+	sqlWorkersSilent   = `SELECT id FROM workers WHERE status IN ('registering', 'active', 'draining') AND heartbeat_at <= ?`
+	sqlWorkersLostHold = `SELECT id FROM computers WHERE worker_id IN (SELECT id FROM workers WHERE status = 'lost')`
+
+	workerView = `SELECT w.id, w.name, w.status, w.cpu_millis, w.memory_mib, w.disk_mib, w.shutdown_at, w.heartbeat_at, w.created_at,
+		COUNT(c.id), COALESCE(SUM(` + wholeCPU + `), 0), COALESCE(SUM(c.memory_mib), 0), COALESCE(SUM(c.disk_mib), 0),
+		(SELECT COUNT(*) FROM turns t JOIN computers o ON o.id = t.computer_id WHERE o.worker_id = w.id AND t.status = 'running'),
+		(SELECT COUNT(*) FROM commands k JOIN computers o ON o.id = k.computer_id WHERE o.worker_id = w.id AND k.status IN ('starting', 'running', 'stopping'))
+		FROM workers w LEFT JOIN computers c ON c.worker_id = w.id`
+	workerGroup   = ` GROUP BY w.id, w.name, w.status, w.cpu_millis, w.memory_mib, w.disk_mib, w.shutdown_at, w.heartbeat_at, w.created_at`
+	sqlWorkerView = workerView + ` WHERE w.id = ?` + workerGroup
+	// A name shows once: as the Worker that uses it, or the last that did.
+	sqlWorkerList = workerView + ` WHERE w.name > ? AND NOT (w.status = 'lost' AND EXISTS
+		(SELECT 1 FROM workers n WHERE n.name = w.name AND n.id <> w.id AND (n.status <> 'lost' OR n.id > w.id)))` + workerGroup + ` ORDER BY w.name LIMIT ?`
+
+	sqlTokenInsert = `INSERT INTO worker_tokens (id, name, prefix, token_hash, created_by, created_at) VALUES (?, ?, ?, ?, ?, ?)`
+	sqlTokenList   = `SELECT id, name, prefix, created_at, last_used_at, revoked_at FROM worker_tokens WHERE id < ? ORDER BY id DESC LIMIT ?`
+	sqlTokenGet    = `SELECT revoked_at FROM worker_tokens WHERE id = ?`
+	sqlTokenRevoke = `UPDATE worker_tokens SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL`
+	sqlTokenUse    = `UPDATE worker_tokens SET last_used_at = ? WHERE token_hash = ? AND revoked_at IS NULL`
 )
 
 // Reserved storage of an Environment.

@@ -11,7 +11,11 @@ import (
 // me tells a caller what its credential is and may do. Any valid credential may ask.
 func (s *Server) me(rw http.ResponseWriter, r *http.Request) {
 	w := rw.(*answer)
-	who, err := s.authenticate(r)
+	bearer, err := bearerOf(r)
+	var who access.Principal
+	if err == nil {
+		who, err = s.authenticate(r, access.IsOwnerToken(bearer))
+	}
 	if err == nil {
 		_, err = parseQuery(r.URL.RawQuery, nil)
 	}

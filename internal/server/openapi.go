@@ -40,8 +40,9 @@ func (s *Server) document() *huma.OpenAPI {
 		OpenAPI: "3.1.0",
 		Info:    &huma.Info{Title: "helmr", Version: version, Description: "Agents that answer Turns in durable Computers."},
 		Components: &huma.Components{
-			Schemas:         registry,
-			SecuritySchemes: map[string]*huma.SecurityScheme{"apiKey": {Type: "http", Scheme: "bearer", BearerFormat: "hlmr_sk_..."}},
+			Schemas: registry,
+			SecuritySchemes: map[string]*huma.SecurityScheme{"apiKey": {Type: "http", Scheme: "bearer", BearerFormat: "hlmr_sk_..."},
+				"person": {Type: "http", Scheme: "bearer", BearerFormat: "hlmr_own_..."}},
 		},
 		Security: []map[string][]string{{"apiKey": {}}},
 	}
@@ -55,9 +56,13 @@ func (s *Server) document() *huma.OpenAPI {
 // operation describes one route.
 func operation(rt *route, registry huma.Registry, problem *huma.Schema) *huma.Operation {
 	op := &huma.Operation{
-		Method: rt.method, Path: "/v1" + rt.path, OperationID: rt.operation, Summary: rt.summary, Tags: []string{rt.tag},
+		Method: rt.method, Path: rt.prefix() + rt.path, OperationID: rt.operation, Summary: rt.summary, Tags: []string{rt.tag},
 		Description: "Permission: `" + rt.permission + "` (API key scope `" + scopeText(rt.permission) + "`).",
 		Responses:   map[string]*huma.Response{},
+	}
+	if rt.people {
+		op.Description = "Permission: `" + rt.permission + "`, of people only."
+		op.Security = []map[string][]string{{"person": {}}}
 	}
 	for _, part := range strings.Split(rt.path, "/") {
 		if name, ok := strings.CutPrefix(part, "{"); ok {

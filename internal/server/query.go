@@ -168,6 +168,8 @@ var pathChecks = map[string]func(name, value string) error{
 	"agent_id":       checkDeclared,
 	"template_id":    checkDeclared,
 	"secret_id":      checkDeclared,
+	"worker_id":      checkID,
+	"token_id":       checkID,
 	"digest":         checkDigest,
 }
 

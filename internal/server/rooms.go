@@ -23,6 +23,7 @@ type Deps struct {
 	Computer   Computers
 	Command    Commands
 	Secret     Secrets
+	Worker     Workers
 	Deployment Deployments
 	Catalog    Catalog
 	Bundle     Bundles
@@ -33,6 +34,7 @@ type Deps struct {
 // Access tells who holds a credential.
 type Access interface {
 	Authenticate(ctx context.Context, bearer string) (access.Principal, error)
+	AuthenticatePerson(ctx context.Context, bearer string) (access.Principal, error)
 }
 
 // Sessions reads Sessions and their events.

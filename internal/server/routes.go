@@ -25,7 +25,7 @@ const (
 	keyRequired
 )
 
-// route is one line of the API. path is relative to the prefix that fixes the Environment ("/v1").
+// route is one line of the API. path is relative to its prefix: "/v1", which fixes the Environment, or for people "/api".
 type route struct {
 	method     string
 	path       string
@@ -41,15 +41,24 @@ type route struct {
 	tooLarge   fault.Code // of a body above the limit; "": request_too_large
 	stream     string     // media type of a streamed answer, described in words
 	accepts    string     // media type of a body that is not a JSON request type
+	people     bool       // for people only, about the installation: under "/api", never with an API key
 	handler    handler
+}
+
+// prefix is where the path begins.
+func (rt *route) prefix() string {
+	if rt.people {
+		return "/api"
+	}
+	return "/v1"
 }
 
 const eventStream = "text/event-stream"
 
-// routes is the API: every route of an Environment that exists.
+// routes is the API: every route that exists.
 func (s *Server) routes() []route {
 	var all []route
-	for _, group := range [][]route{s.agentRoutes(), s.preparationRoutes(), s.sessionRoutes(), s.conversationRoutes(), s.computerRoutes(), s.commandRoutes(), s.secretRoutes(), s.deploymentRoutes()} {
+	for _, group := range [][]route{s.agentRoutes(), s.preparationRoutes(), s.sessionRoutes(), s.conversationRoutes(), s.computerRoutes(), s.commandRoutes(), s.secretRoutes(), s.deploymentRoutes(), s.workerRoutes()} {
 		all = append(all, group...)
 	}
 	return all
@@ -156,13 +165,16 @@ func scopeText(permission string) string { return strings.Replace(permission, ".
 // RouteInfo describes one route of the table, for tests and tools that walk it.
 type RouteInfo struct {
 	Method, Path, Permission, Also, Operation string
+	// Prefix stands before Path; People tells that only people may call it.
+	Prefix string
+	People bool
 }
 
-// Routes gives the route table. Paths are relative to the prefix that fixes the Environment.
+// Routes gives the route table.
 func (s *Server) Routes() []RouteInfo {
 	out := make([]RouteInfo, 0, len(s.table))
 	for _, rt := range s.table {
-		out = append(out, RouteInfo{Method: rt.method, Path: rt.path, Permission: rt.permission, Also: rt.also, Operation: rt.operation})
+		out = append(out, RouteInfo{Method: rt.method, Path: rt.path, Permission: rt.permission, Also: rt.also, Operation: rt.operation, Prefix: rt.prefix(), People: rt.people})
 	}
 	return out
 }

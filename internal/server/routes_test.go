@@ -107,7 +107,8 @@ func newWorld(t *testing.T, d *db.DB) *world {
 			t.Fatalf("create command: %v", err)
 		}
 		return map[string]string{"session_id": s.ID, "turn_id": receipt.TurnID, "computer_id": s.ComputerID, "deployment_id": dep.ID, "command_id": k.CommandID,
-			"question_id": id.New(), "preparation_id": id.New(), "agent_id": agent, "template_id": "box", "secret_id": agent, "digest": strings.Repeat("ab", 32)}
+			"question_id": id.New(), "preparation_id": id.New(), "agent_id": agent, "template_id": "box", "secret_id": agent, "digest": strings.Repeat("ab", 32),
+			"worker_id": id.New(), "token_id": id.New()}
 	}
 	w.mine, w.foreign = each(w.Key, "mine"), each(w.OtherKey, "theirs")
 	return w
@@ -130,6 +131,10 @@ var bodies = map[string]string{
 	"deleteComputer":     `{}`,
 	"createCommand":      `{"command":["true"]}`,
 	"cancelCommand":      `{}`,
+	"drainWorker":        `{}`,
+	"activateWorker":     `{}`,
+	"createWorkerToken":  `{"name":"n"}`,
+	"revokeWorkerToken":  `{}`,
 	"createSecret":       `{"name":"ANOTHER","value":"v"}`,
 	"rotateSecret":       `{"value":"v","idempotency_key":"k"}`,
 	"revokeSecret":       `{"idempotency_key":"k"}`,
@@ -152,7 +157,7 @@ func TestSpec_16_04_EveryRouteAsksForCredentialAndPermission(t *testing.T) {
 	for _, rt := range w.Routes() {
 		t.Run(rt.Operation, func(t *testing.T) {
 			t.Parallel()
-			url, body := w.URL+"/v1"+fill(rt.Path, w.mine)+query(rt), bodies[rt.Operation]
+			url, body := w.URL+rt.Prefix+fill(rt.Path, w.mine)+query(rt), bodies[rt.Operation]
 			if rt.Method != http.MethodGet && body == "" {
 				t.Fatalf("bodies lacks a request for %s", rt.Operation)
 			}
@@ -164,6 +169,13 @@ func TestSpec_16_04_EveryRouteAsksForCredentialAndPermission(t *testing.T) {
 				}
 			}
 			p, known := access.Find(rt.Permission)
+			if rt.People {
+				if !known || !p.HumanOnly {
+					t.Fatalf("permission %q is not one of people", rt.Permission)
+				}
+				ask(t, w.Key, rt.Method, url, body).want(t, http.StatusForbidden, "human_required")
+				return
+			}
 			if !known || p.HumanOnly {
 				t.Fatalf("permission %q is not one of API keys", rt.Permission)
 			}
@@ -197,7 +209,7 @@ func TestSpec_01_07_ForeignIsLikeUnknown(t *testing.T) {
 			"question_id": id.New(), "preparation_id": id.New(), "agent_id": "nobody", "template_id": "nothing", "secret_id": "nothing", "digest": strings.Repeat("cd", 32)}
 		for _, rt := range w.Routes() {
 			names := pathPart.FindAllStringSubmatch(rt.Path, -1)
-			if len(names) == 0 {
+			if len(names) == 0 || rt.People { // nothing of these is an Environment's
 				continue
 			}
 			t.Run(rt.Operation, func(t *testing.T) {
@@ -213,7 +225,7 @@ func TestSpec_01_07_ForeignIsLikeUnknown(t *testing.T) {
 							parts[k] = v
 						}
 						parts[name[1]] = ids[name[1]]
-						got[i] = ask(t, w.Key, rt.Method, w.URL+"/v1"+fill(rt.Path, parts)+query(rt), bodies[rt.Operation])
+						got[i] = ask(t, w.Key, rt.Method, w.URL+rt.Prefix+fill(rt.Path, parts)+query(rt), bodies[rt.Operation])
 						if got[i].status != http.StatusNotFound {
 							t.Errorf("%s of kind %d: %d %s", name[1], i, got[i].status, got[i].body)
 						}
@@ -259,7 +271,11 @@ func TestSpec_01_01_MalformedIDsAreRefusedBeforeLookup(t *testing.T) {
 				if want == "" {
 					want = "bad_request"
 				}
-				r := ask(t, w.Key, rt.Method, w.URL+"/v1"+fill(rt.Path, parts)+query(rt), bodies[rt.Operation])
+				key := w.Key
+				if rt.People {
+					key = w.OwnerToken
+				}
+				r := ask(t, key, rt.Method, w.URL+rt.Prefix+fill(rt.Path, parts)+query(rt), bodies[rt.Operation])
 				r.want(t, http.StatusBadRequest, want)
 				if r.Details["parameter"] != name[1] {
 					t.Errorf("%s with %q: details = %v", rt.Path, bad, r.Details)
@@ -288,7 +304,7 @@ func TestDocumentShowsEveryRoute(t *testing.T) {
 		t.Errorf("openapi = %q", doc.OpenAPI)
 	}
 	for _, rt := range s.Routes() {
-		op := string(doc.Paths["/v1"+rt.Path][strings.ToLower(rt.Method)])
+		op := string(doc.Paths[rt.Prefix+rt.Path][strings.ToLower(rt.Method)])
 		if !strings.Contains(op, `"operationId":"`+rt.Operation+`"`) || !strings.Contains(op, rt.Permission) {
 			t.Errorf("%s %s is not in the document: %s", rt.Method, rt.Path, op)
 		}

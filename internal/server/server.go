@@ -83,7 +83,7 @@ func (s *Server) newMux() http.Handler {
 	}
 	for i := range s.table {
 		rt := &s.table[i]
-		add(rt.method, "/v1"+rt.path, s.endpoint(rt))
+		add(rt.method, rt.prefix()+rt.path, s.endpoint(rt))
 	}
 	add(http.MethodGet, "/api/me", named("me", http.HandlerFunc(s.me)))
 	add(http.MethodGet, "/openapi.json", named("openapi", s.serveDocument()))
@@ -224,7 +224,7 @@ func (s *Server) endpoint(rt *route) http.Handler {
 
 func (s *Server) serve(c *call, names []string) error {
 	var err error
-	if c.who, err = s.authenticate(c.r); err != nil {
+	if c.who, err = s.authenticate(c.r, c.route.people); err != nil {
 		return err
 	}
 	if !c.who.Can(c.route.permission) && (c.route.also == "" || !c.who.Can(c.route.also)) {
@@ -247,15 +247,26 @@ func lacks(permission string) error {
 		With("permission", permission)
 }
 
-// authenticate finds out who calls, from the bearer credential.
-func (s *Server) authenticate(r *http.Request) (access.Principal, error) {
+// authenticate finds out who calls, from the bearer credential: a person where only people may, otherwise an API key.
+func (s *Server) authenticate(r *http.Request, people bool) (access.Principal, error) {
+	bearer, err := bearerOf(r)
+	if err != nil {
+		return access.Principal{}, err
+	}
+	if people {
+		return s.deps.Access.AuthenticatePerson(r.Context(), bearer)
+	}
+	return s.deps.Access.Authenticate(r.Context(), bearer)
+}
+
+func bearerOf(r *http.Request) (string, error) {
 	headers := r.Header.Values("Authorization")
 	if len(headers) != 1 {
-		return access.Principal{}, fault.New(fault.AuthenticationRequired, "Send one header Authorization: Bearer <API key>.")
+		return "", fault.New(fault.AuthenticationRequired, "Send one header Authorization: Bearer <API key>.")
 	}
 	scheme, credential, ok := strings.Cut(headers[0], " ")
 	if credential = strings.TrimSpace(credential); !ok || !strings.EqualFold(scheme, "Bearer") || credential == "" {
-		return access.Principal{}, fault.New(fault.AuthenticationRequired, "The header must be Authorization: Bearer <API key>.")
+		return "", fault.New(fault.AuthenticationRequired, "The header must be Authorization: Bearer <API key>.")
 	}
-	return s.deps.Access.Authenticate(r.Context(), credential)
+	return credential, nil
 }

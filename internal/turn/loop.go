@@ -182,7 +182,11 @@ func (s *Service) lostWorkers(ctx context.Context) (time.Duration, error) {
 	for _, computerID := range lost {
 		errs = append(errs, s.db.Write(ctx, func(tx *db.Tx) error {
 			c, err := computer.Lock(tx, computerID)
-			if err != nil || !c.Resident() {
+			if err != nil {
+				return err
+			}
+			// Another server may have recorded it meanwhile, and the Computer may be elsewhere already.
+			if lost, err := computer.OnLostWorker(tx, c); err != nil || !lost {
 				return err
 			}
 			w := &work{tx: tx, now: db.Millis(s.now()), c: c, occupants: s.occupants}

@@ -103,8 +103,12 @@ func (x *exchange) claim(u *unit) error {
 	return x.clock(u)
 }
 
-// emptyOut asks a process of a Computer that is being emptied to stop, after aborting its Turn.
+// emptyOut asks a process of a Computer that is being emptied to stop, after its Turn: a drain waits for that, an orderly
+// stop aborts it.
 func (x *exchange) emptyOut(u *unit) error {
+	if u.busy() && *x.c.Stopping == computer.StopDrain {
+		return nil
+	}
 	if u.busy() {
 		_, err := x.abort(u, AbortShutdown)
 		return err

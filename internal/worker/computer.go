@@ -177,7 +177,9 @@ func (c *computer) exchange(ctx context.Context) (over bool, err error) {
 	c.guest.describe(req)
 	generation := c.guest.generation
 	c.mu.Unlock()
-	resp, err := c.w.cfg.Server.Exchange(ctx, req)
+	limited, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	resp, err := c.w.cfg.Server.Exchange(limited, req)
 	if err != nil {
 		return false, err
 	}

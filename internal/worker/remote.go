@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"sync"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -13,12 +14,33 @@ import (
 	"helmr.dev/helmr/internal/worker/proto/workerpbconnect"
 )
 
-// maxMessage bounds one answer of the server.
-const maxMessage = 64 << 20
+// maxMessage bounds one answer of the server; renewEvery is the pause after a credential could not be renewed.
+const (
+	maxMessage = 64 << 20
+	renewEvery = 10 * time.Second
+)
 
 // Remote gives the server at url as a Worker on another machine reaches it: over Connect, with the credential that
-// Register gave. Errors carry the server's codes as faults.
-func Remote(client *http.Client, url string) Server {
+// Register gave and that is renewed in time. Errors carry the server's codes as faults.
+func Remote(client *http.Client, url string) Server { return remoteOf(client, url) }
+
+// Control asks the server at url about the Worker of a folder, as its own machine may: name and the secret in dir prove
+// whose it is.
+func Control(ctx context.Context, client *http.Client, url, name, dir string, req *workerpb.ControlRequest) (*workerpb.ControlResponse, error) {
+	secret, err := readSecret(dir)
+	if err != nil {
+		return nil, err
+	}
+	r := remoteOf(client, url)
+	resp, err := r.Register(ctx, &workerpb.RegisterRequest{Name: name, Secret: secret})
+	if err != nil {
+		return nil, err
+	}
+	req.WorkerId = resp.GetWorkerId()
+	return r.Control(ctx, req)
+}
+
+func remoteOf(client *http.Client, url string) *remote {
 	r := &remote{}
 	r.c = workerpbconnect.NewWorkerServiceClient(client, url, connect.WithInterceptors(connect.UnaryInterceptorFunc(r.intercept)), connect.WithReadMaxBytes(maxMessage))
 	return r
@@ -28,12 +50,18 @@ type remote struct {
 	c workerpbconnect.WorkerServiceClient
 
 	mu sync.Mutex
-	// credential is guarded by mu.
+	// all below are guarded by mu
 	credential string
+	renewAt    time.Time
+	// known is what makes the Worker known again: its name and secret.
+	known *workerpb.RegisterRequest
 }
 
 func (r *remote) intercept(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		if _, enrolls := req.Any().(*workerpb.RegisterRequest); !enrolls {
+			r.renew(ctx)
+		}
 		r.mu.Lock()
 		if r.credential != "" {
 			req.Header().Set("Authorization", "Bearer "+r.credential)
@@ -55,9 +83,29 @@ func (r *remote) Register(ctx context.Context, req *workerpb.RegisterRequest) (*
 		return nil, err
 	}
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.credential = resp.GetCredential()
-	r.mu.Unlock()
+	r.renewAt = time.Now().Add(time.Duration(resp.GetCredentialMs()) * time.Millisecond / 2)
+	r.known = &workerpb.RegisterRequest{Name: req.GetName(), Secret: req.GetSecret()}
 	return resp, nil
+}
+
+// renew asks for another credential when half the time of this one is over. Without a token that makes no lost Worker
+// known again: it hears with its next heartbeat that it is lost. A failure is tried again with the next call.
+func (r *remote) renew(ctx context.Context) {
+	r.mu.Lock()
+	known := r.known
+	if known == nil || time.Now().Before(r.renewAt) {
+		r.mu.Unlock()
+		return
+	}
+	r.renewAt = time.Now().Add(renewEvery) // one call at a time
+	r.mu.Unlock()
+	_, _ = r.Register(ctx, known)
+}
+
+func (r *remote) Control(ctx context.Context, req *workerpb.ControlRequest) (*workerpb.ControlResponse, error) {
+	return r.c.Control(ctx, req)
 }
 
 func (r *remote) Heartbeat(ctx context.Context, req *workerpb.HeartbeatRequest) (*workerpb.HeartbeatResponse, error) {

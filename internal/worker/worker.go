@@ -24,11 +24,12 @@ import (
 
 // Timing of a Worker.
 const (
+	// heartbeatEvery holds until the server says how often it wants to hear; its answers say how long a lease lasts.
 	heartbeatEvery = 5 * time.Second
-	// fenceAfter is how long a Worker without an answer keeps its Computers: less than the server waits for it.
-	fenceAfter = 45 * time.Second
-	watchFor   = 20 * time.Second
-	guestReady = 60 * time.Second
+	watchFor       = 20 * time.Second
+	guestReady     = 60 * time.Second
+	// answerWithin bounds an Exchange: a connection that was cut says nothing.
+	answerWithin = 30 * time.Second
 )
 
 // Server is what a Worker asks of the server. The server's own service satisfies it, and so does the Connect client.
@@ -44,7 +45,7 @@ type Server interface {
 	ResolveSecrets(context.Context, *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error)
 }
 
-// Config says what a Worker works with. All fields are required but EnrollmentToken and ImageDir.
+// Config says what a Worker works with. All fields are required but EnrollmentToken, ImageDir and Guard.
 type Config struct {
 	// Name identifies the Worker in its installation; with the secret in Dir it may come back under it.
 	Name            string
@@ -55,6 +56,8 @@ type Config struct {
 	ImageDir string
 	// Capacity offered to the server.
 	CPUMillis, MemoryMiB, DiskMiB int64
+	// Guard is the command that runs Guard on Dir. Without one the Worker lives and dies with its server, in one process.
+	Guard []string
 	// GuestBinary is the path of helmr-guest, HostProgram the Node program that hosts Agents.
 	GuestBinary string
 	HostProgram []byte
@@ -82,8 +85,12 @@ type Worker struct {
 	// changed is closed and replaced whenever a Computer leaves; guarded by mu.
 	changed chan struct{}
 	wait    sync.WaitGroup
-	lastOK  time.Time
 	leaving bool
+	// offered says that the server knows what this Worker offers; guarded by mu.
+	offered bool
+	// leaseUntil is when the lease is over, by uptime; beatEvery the period of heartbeats. Both are guarded by mu.
+	leaseUntil time.Duration
+	beatEvery  time.Duration
 }
 
 // New prepares a Worker; it starts nothing.
@@ -111,29 +118,31 @@ func New(cfg Config) (*Worker, error) {
 	if err := a.installRuntime(cfg.GuestBinary, cfg.HostProgram); err != nil {
 		return nil, err
 	}
-	return &Worker{cfg: cfg, assets: a, logs: &logs{dir: filepath.Join(cfg.Dir, "logs")}, computers: map[string]*computer{}, changed: make(chan struct{})}, nil
+	return &Worker{cfg: cfg, assets: a, logs: &logs{dir: filepath.Join(cfg.Dir, "logs")}, computers: map[string]*computer{}, changed: make(chan struct{}), beatEvery: heartbeatEvery}, nil
 }
 
 // Run registers the Worker, adopts what it finds and hosts Computers until ctx ends. It leaves sandboxes running: a
 // Worker on the same folder adopts them. Call Leave before for an orderly stop.
 func (w *Worker) Run(ctx context.Context) error {
-	secret, err := w.secret()
+	secret, fresh, err := w.secret()
 	if err != nil {
 		return err
 	}
-	found, err := w.cfg.Runtime.List(ctx)
-	if err != nil {
-		return fmt.Errorf("list sandboxes: %w", err)
-	}
-	if err := w.register(ctx, secret); err != nil {
+	if err := errors.Join(w.takeLease(), w.ensureGuard(ctx)); err != nil {
 		return err
 	}
-	w.cfg.Log.Info("worker registered", "worker", w.id, "sandboxes", len(found))
-	if err := w.adopt(ctx, found); err != nil {
+	if err := w.register(ctx, secret, !fresh); err != nil {
+		return err
+	}
+	w.cfg.Log.Info("worker registered", "worker", w.id)
+	if err := w.adopt(ctx); err != nil {
 		return err
 	}
 	run, stop := context.WithCancel(ctx)
 	defer stop()
+	if len(w.cfg.Guard) > 0 {
+		w.wait.Go(func() { w.watchLease(run) })
+	}
 	w.wait.Go(func() { w.heartbeats(run) })
 	w.wait.Go(func() { w.watch(run) })
 	<-ctx.Done()
@@ -142,36 +151,54 @@ func (w *Worker) Run(ctx context.Context) error {
 	return nil
 }
 
-// secret reads, or makes, what proves this Worker's name to the server.
-func (w *Worker) secret() (string, error) {
-	path := filepath.Join(w.cfg.Dir, "secret")
-	text, err := os.ReadFile(path)
-	if err == nil && len(strings.TrimSpace(string(text))) >= 32 {
-		return strings.TrimSpace(string(text)), nil
-	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("read worker secret: %w", err)
+// secret reads, or makes, what proves this Worker's name to the server; fresh tells that it was made.
+func (w *Worker) secret() (secret string, fresh bool, err error) {
+	secret, err = readSecret(w.cfg.Dir)
+	if err == nil || !errors.Is(err, os.ErrNotExist) {
+		return secret, false, err
 	}
 	raw := make([]byte, 32)
 	_, _ = rand.Read(raw)
-	secret := hex.EncodeToString(raw)
+	secret = hex.EncodeToString(raw)
+	path := filepath.Join(w.cfg.Dir, secretFile)
 	tmp := path + ".new"
 	if err := os.WriteFile(tmp, []byte(secret+"\n"), 0o600); err != nil {
-		return "", fmt.Errorf("write worker secret: %w", err)
+		return "", false, fmt.Errorf("write worker secret: %w", err)
 	}
-	return secret, os.Rename(tmp, path)
+	return secret, true, os.Rename(tmp, path)
 }
 
-func (w *Worker) register(ctx context.Context, secret string) error {
-	req := &workerpb.RegisterRequest{Name: w.cfg.Name, Secret: secret, EnrollmentToken: w.cfg.EnrollmentToken,
-		CpuMillis: w.cfg.CPUMillis, MemoryMib: w.cfg.MemoryMiB, DiskMib: w.cfg.DiskMiB}
+const secretFile = "secret"
+
+// readSecret gives the secret of the Worker on a folder; os.ErrNotExist if none has enrolled from there.
+func readSecret(dir string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(dir, secretFile))
+	if err != nil {
+		return "", fmt.Errorf("read worker secret: %w", err)
+	}
+	secret := strings.TrimSpace(string(text))
+	if len(secret) < 32 {
+		return "", fmt.Errorf("read worker secret: %s is cut off: %w", filepath.Join(dir, secretFile), os.ErrNotExist)
+	}
+	return secret, nil
+}
+
+// register makes this Worker known. known tells that it was before, under this secret: then a name that is in use may be
+// its own, of before it was lost, and it waits until that is fenced.
+func (w *Worker) register(ctx context.Context, secret string, known bool) error {
+	req := &workerpb.RegisterRequest{Name: w.cfg.Name, Secret: secret, EnrollmentToken: w.cfg.EnrollmentToken}
+	if len(w.cfg.Guard) == 0 {
+		req.CpuMillis, req.MemoryMib, req.DiskMib = w.cfg.CPUMillis, w.cfg.MemoryMiB, w.cfg.DiskMiB
+	}
 	for pause := time.Second; ; pause = min(pause*2, 15*time.Second) {
 		resp, err := w.cfg.Server.Register(ctx, req)
 		if err == nil {
-			w.id = resp.GetWorkerId()
+			if w.id != resp.GetWorkerId() {
+				w.id = resp.GetWorkerId()
+			}
 			return nil
 		}
-		if code := fault.From(err).Code; code == fault.WorkerResourceCustody || code == fault.BadRequest || code == fault.AuthenticationRequired {
+		if code := fault.From(err).Code; (code == fault.WorkerResourceCustody && !known) || code == fault.BadRequest || code == fault.AuthenticationRequired {
 			return fmt.Errorf("register worker %q: %w", w.cfg.Name, err)
 		}
 		w.cfg.Log.Warn("cannot register with the server; trying again", "error", err, "in", pause.String())
@@ -182,10 +209,15 @@ func (w *Worker) register(ctx context.Context, secret string) error {
 }
 
 // adopt takes up the Computers that this Worker holds, with their sandboxes where they live, and removes other sandboxes.
-func (w *Worker) adopt(ctx context.Context, found []sandbox.Status) error {
+// Only then does the Worker say what it offers.
+func (w *Worker) adopt(ctx context.Context) error {
 	leases, err := w.leases(ctx)
 	if err != nil {
 		return err
+	}
+	found, err := w.cfg.Runtime.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list sandboxes: %w", err)
 	}
 	held := map[string]int64{}
 	for _, l := range leases {
@@ -224,24 +256,39 @@ func (w *Worker) sweep(held map[string]int64) {
 	}
 }
 
+// heartbeat sends one and takes its answer up. offer says what this Worker offers.
+func (w *Worker) heartbeat(ctx context.Context, offer bool) ([]*workerpb.Lease, error) {
+	w.mu.Lock()
+	req := &workerpb.HeartbeatRequest{WorkerId: w.id, Leaving: w.leaving}
+	within := max(3*w.beatEvery, time.Second)
+	w.mu.Unlock()
+	if offer {
+		req.Capacity = &workerpb.Capacity{CpuMillis: w.cfg.CPUMillis, MemoryMib: w.cfg.MemoryMiB, DiskMib: w.cfg.DiskMiB}
+	}
+	limited, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	sentAt := uptime()
+	resp, err := w.cfg.Server.Heartbeat(limited, req)
+	if err == nil {
+		err = w.renewed(sentAt, resp.GetLeaseMs(), resp.GetNextMs())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return resp.GetLeases(), nil
+}
+
 func (w *Worker) leases(ctx context.Context) ([]*workerpb.Lease, error) {
 	for {
-		resp, err := w.cfg.Server.Heartbeat(ctx, &workerpb.HeartbeatRequest{WorkerId: w.id})
+		leases, err := w.heartbeat(ctx, false)
 		if err == nil {
-			w.alive()
-			return resp.GetLeases(), nil
+			return leases, nil
 		}
 		w.cfg.Log.Warn("heartbeat failed", "error", err)
 		if !sleep(ctx, time.Second) {
 			return nil, ctx.Err()
 		}
 	}
-}
-
-func (w *Worker) alive() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.lastOK = time.Now()
 }
 
 // host makes sure that an actor cares for a Computer under an epoch. living is its sandbox, nil if it has none.
@@ -270,21 +317,21 @@ func (w *Worker) host(ctx context.Context, computerID string, epoch int64, livin
 // beat sends one heartbeat and compares leases with actors.
 func (w *Worker) beat(ctx context.Context) error {
 	w.mu.Lock()
-	leaving := w.leaving
+	offer := !w.offered
 	w.mu.Unlock()
-	resp, err := w.cfg.Server.Heartbeat(ctx, &workerpb.HeartbeatRequest{WorkerId: w.id, Leaving: leaving})
+	leases, err := w.heartbeat(ctx, offer)
 	if err != nil {
 		w.silent(err)
 		return err
 	}
-	w.alive()
 	held := map[string]int64{}
-	for _, l := range resp.GetLeases() {
+	for _, l := range leases {
 		held[l.GetComputerId()] = l.GetEpoch()
 		w.host(ctx, l.GetComputerId(), l.GetEpoch(), nil)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.offered = true
 	for computerID, c := range w.computers {
 		if epoch, ok := held[computerID]; !ok || epoch != c.epoch {
 			c.wake() // its Exchange will say that it is fenced
@@ -295,38 +342,57 @@ func (w *Worker) beat(ctx context.Context) error {
 
 // silent stops every Computer when the server has not answered for too long, or says that this Worker is lost.
 func (w *Worker) silent(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if time.Since(w.lastOK) < fenceAfter && !fault.Is(err, fault.LeaseLost) {
+	if over, _ := w.leaseOver(); !over && !fault.Is(err, fault.LeaseLost) {
 		w.cfg.Log.Warn("heartbeat failed", "error", err)
 		return
 	}
-	w.cfg.Log.Error("leases are gone: stopping all Computers", "error", err)
+	w.fenceAll(err)
+}
+
+// fenceAll ends every Computer without a Save.
+func (w *Worker) fenceAll(why error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cfg.Log.Error("leases are gone: stopping all Computers", "error", why, "computers", len(w.computers))
 	for _, c := range w.computers {
 		c.fence()
 	}
 }
 
 func (w *Worker) heartbeats(ctx context.Context) {
-	for sleep(ctx, heartbeatEvery) {
+	for ctx.Err() == nil {
 		if err := w.beat(ctx); fault.Is(err, fault.LeaseLost) {
 			w.again(ctx)
 		}
+		if err := w.ensureGuard(ctx); err != nil && ctx.Err() == nil {
+			w.cfg.Log.Error("this Worker has no guard", "error", err)
+		}
+		w.mu.Lock()
+		pause := w.beatEvery
+		w.mu.Unlock()
+		sleep(ctx, pause)
 	}
 }
 
-// again registers anew after this Worker was declared lost and its Computers are gone.
+// again enrolls anew after this Worker was declared lost and its Computers are gone.
 func (w *Worker) again(ctx context.Context) {
 	if w.waitEmpty(ctx) != nil {
 		return
 	}
-	secret, err := w.secret()
+	secret, err := readSecret(w.cfg.Dir)
 	if err == nil {
-		err = w.register(ctx, secret)
+		err = w.register(ctx, secret, true)
 	}
-	if err != nil && ctx.Err() == nil {
-		w.cfg.Log.Error("cannot register again", "error", err)
+	if err != nil {
+		if ctx.Err() == nil {
+			w.cfg.Log.Error("cannot enroll again", "error", err)
+		}
+		return
 	}
+	w.mu.Lock()
+	w.offered = false
+	w.mu.Unlock()
+	w.cfg.Log.Info("worker enrolled again")
 }
 
 func (w *Worker) watch(ctx context.Context) {

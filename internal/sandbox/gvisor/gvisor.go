@@ -418,3 +418,25 @@ func wrap(err *error, format string, args ...any) {
 		*err = fmt.Errorf(format+": %w", append(args, *err)...)
 	}
 }
+
+// Count tells of how many sandboxes this root may have something, also of such that are just being started. It needs
+// neither runsc nor a lock.
+func (r *Runtime) Count() (int, error) {
+	ids, err := r.records.ids()
+	return len(ids), err
+}
+
+// KillAll ends the processes of every sandbox of this root and of commands that are starting some, whoever works with
+// them now, and tells how many it ended. It removes nothing else: Remove does.
+func (r *Runtime) KillAll(ctx context.Context) (int, error) {
+	found, err := ofRoot(r.state)
+	if err != nil {
+		return 0, err
+	}
+	for _, p := range found {
+		if err := p.kill(ctx); err != nil {
+			return 0, err
+		}
+	}
+	return len(found), nil
+}

@@ -110,6 +110,16 @@ func (p process) kill(ctx context.Context) error {
 // its gofer carry both in their arguments. It is how the remains of a start that was cut off are found, with or without
 // cgroups.
 func ours(root, id string) ([]process, error) {
+	return find(func(args []string) bool { return slices.Contains(args, "--root="+root) && slices.Contains(args, id) })
+}
+
+// ofRoot is ours for all sandboxes of a state folder.
+func ofRoot(root string) ([]process, error) {
+	return find(func(args []string) bool { return slices.Contains(args, "--root="+root) })
+}
+
+// find gives the processes whose arguments match.
+func find(match func(args []string) bool) ([]process, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
@@ -130,7 +140,7 @@ func ours(root, id string) ([]process, error) {
 			continue
 		}
 		args := strings.Split(string(b), "\x00")
-		if slices.Contains(args, "--root="+root) && slices.Contains(args, id) {
+		if match(args) {
 			found = append(found, p)
 		}
 	}

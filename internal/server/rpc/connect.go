@@ -7,7 +7,9 @@ import (
 	"encoding/base64"
 	"errors"
 	"net/http"
+	"strconv"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -19,12 +21,20 @@ import (
 // maxMessage bounds one call in either direction: operations of a Computer that waited for the server.
 const maxMessage = 64 << 20
 
-// Credentials makes and checks what Workers on other machines show: an enrollment token to register, then a credential
-// of their own. Both are derived from the installation's signing key, so that nothing secret is stored.
-type Credentials struct{ key []byte }
+// credentialFor is how long a credential is good; a Worker asks for another one well before.
+const credentialFor = time.Hour
+
+// Credentials makes and checks what Workers on other machines show with each call: a short-lived credential for one
+// Worker, signed with the installation's key, so that nothing secret is stored.
+type Credentials struct {
+	key []byte
+	now func() time.Time
+}
 
 // NewCredentials uses the installation's HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY.
-func NewCredentials(key []byte) *Credentials { return &Credentials{key: key} }
+func NewCredentials(key []byte, now func() time.Time) *Credentials {
+	return &Credentials{key: key, now: now}
+}
 
 func (c *Credentials) sign(text string) string {
 	m := hmac.New(sha256.New, c.key)
@@ -32,17 +42,17 @@ func (c *Credentials) sign(text string) string {
 	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
 }
 
-// EnrollmentToken is what a new Worker needs to register.
-func (c *Credentials) EnrollmentToken() string { return "hlmr_wgt_" + c.sign("enrollment v1") }
-
-func (c *Credentials) credential(workerID string) string {
-	return workerID + "." + c.sign("credential v1 "+workerID)
+func (c *Credentials) credential(workerID string, until time.Time) string {
+	claim := workerID + "." + strconv.FormatInt(until.Unix(), 10)
+	return claim + "." + c.sign("worker credential v2 "+claim)
 }
 
-// worker gives the Worker that a credential belongs to, "" if it is not valid.
+// worker gives the Worker that a credential belongs to, "" if it is not valid or is over.
 func (c *Credentials) worker(credential string) string {
-	workerID, _, ok := strings.Cut(credential, ".")
-	if !ok || !hmac.Equal([]byte(credential), []byte(c.credential(workerID))) {
+	workerID, rest, _ := strings.Cut(credential, ".")
+	end, _, ok := strings.Cut(rest, ".")
+	seconds, err := strconv.ParseInt(end, 10, 64)
+	if !ok || err != nil || !hmac.Equal([]byte(credential), []byte(c.credential(workerID, time.Unix(seconds, 0)))) || !c.now().Before(time.Unix(seconds, 0)) {
 		return ""
 	}
 	return workerID
@@ -97,15 +107,17 @@ type guarded struct {
 	c *Credentials
 }
 
+// Register enrolls a Worker with a token, or gives one that is known another credential.
 func (g *guarded) Register(ctx context.Context, r *workerpb.RegisterRequest) (*workerpb.RegisterResponse, error) {
-	if !hmac.Equal([]byte(r.GetEnrollmentToken()), []byte(g.c.EnrollmentToken())) {
-		return nil, fault.New(fault.AuthenticationRequired, "the enrollment token is not valid; `helmr server worker-token` prints it")
+	workerID, err := g.s.computers.EnrollWorker(ctx, r)
+	if err != nil {
+		return nil, err
 	}
-	resp, err := g.s.Register(ctx, r)
-	if err == nil {
-		resp.Credential = g.c.credential(resp.GetWorkerId())
-	}
-	return resp, err
+	return &workerpb.RegisterResponse{WorkerId: workerID, Credential: g.c.credential(workerID, g.c.now().Add(credentialFor)), CredentialMs: credentialFor.Milliseconds()}, nil
+}
+
+func (g *guarded) Control(ctx context.Context, r *workerpb.ControlRequest) (*workerpb.ControlResponse, error) {
+	return g.s.Control(ctx, r)
 }
 
 func (g *guarded) Heartbeat(ctx context.Context, r *workerpb.HeartbeatRequest) (*workerpb.HeartbeatResponse, error) {

@@ -4,10 +4,12 @@ package rpc
 
 import (
 	"context"
+	"encoding/json"
 	"strings"
 	"sync"
 	"time"
 
+	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/command"
 	"helmr.dev/helmr/internal/computer"
 	"helmr.dev/helmr/internal/db"
@@ -61,7 +63,7 @@ func (w *watch) take() []string {
 	return ids
 }
 
-// Register makes a Worker known.
+// Register makes the Worker of this process known, which needs no token.
 func (s *Service) Register(ctx context.Context, r *workerpb.RegisterRequest) (*workerpb.RegisterResponse, error) {
 	id, err := s.computers.RegisterWorker(ctx, r)
 	if err != nil {
@@ -70,13 +72,28 @@ func (s *Service) Register(ctx context.Context, r *workerpb.RegisterRequest) (*w
 	return &workerpb.RegisterResponse{WorkerId: id}, nil
 }
 
-// Heartbeat keeps a Worker's leases.
+// Heartbeat keeps a Worker's leases and takes up what it offers.
 func (s *Service) Heartbeat(ctx context.Context, r *workerpb.HeartbeatRequest) (*workerpb.HeartbeatResponse, error) {
-	leases, err := s.computers.Heartbeat(ctx, r.GetWorkerId(), r.GetLeaving())
+	return s.computers.Beat(ctx, r)
+}
+
+// Control shows a Worker to its own machine, and drains or activates it.
+func (s *Service) Control(ctx context.Context, r *workerpb.ControlRequest) (*workerpb.ControlResponse, error) {
+	var w api.Worker
+	var err error
+	switch r.GetAction() {
+	case workerpb.ControlRequest_ACTION_DRAIN:
+		w, err = s.computers.Drain(ctx, r.GetWorkerId(), time.Duration(r.GetTimeoutMs())*time.Millisecond)
+	case workerpb.ControlRequest_ACTION_ACTIVATE:
+		w, err = s.computers.Activate(ctx, r.GetWorkerId())
+	default:
+		w, err = s.computers.GetWorker(ctx, r.GetWorkerId())
+	}
 	if err != nil {
 		return nil, err
 	}
-	return &workerpb.HeartbeatResponse{Leases: leases}, nil
+	text, err := json.Marshal(w)
+	return &workerpb.ControlResponse{Worker: text}, err
 }
 
 // Watch waits until a Computer of the Worker needs a look, or the time is over. The first call of a Worker, and the first

@@ -44,11 +44,14 @@ type Server struct {
 	// Command is hosted by Turn, as in a whole installation.
 	Command *command.Service
 	Secret  *secret.Service
-	Log     *Log
+	// Computer also keeps the Workers.
+	Computer *computer.Service
+	Log      *Log
 
 	Key           string // all scopes, in the first Environment
 	OtherKey      string // all scopes, in another Environment of the same installation
 	EnvironmentID string
+	OwnerToken    string // of the owner of the installation
 
 	stop    context.CancelFunc
 	stopped chan error
@@ -64,11 +67,13 @@ func Start(t testing.TB, d *db.DB, change func(*server.Config)) *Server {
 	}
 	log := &Log{}
 	rooms := deployment.NewService(d, objects)
-	s := &Server{DB: d, Access: access.NewService(d), Turn: turn.NewService(d, time.Now), Command: command.NewService(d, time.Now), Log: log, stopped: make(chan error, 1)}
+	s := &Server{DB: d, Access: access.NewService(d), Turn: turn.NewService(d, time.Now), Command: command.NewService(d, time.Now), Computer: computer.NewService(d, time.Now), Log: log, stopped: make(chan error, 1)}
 	s.Turn.Host(s.Command)
-	computers := computer.NewService(d, time.Now)
+	computers := s.Computer
 	preparations := preparation.NewService(d, s.Command, time.Now)
 	computers.Prepare(preparations)
+	s.Access.OwnerKey = []byte("the key of this test")
+	s.OwnerToken = access.NewOwnerToken(s.Access.OwnerKey, time.Now().Add(time.Hour))
 	root, err := secret.LocalRoot(make([]byte, secret.RootKeyBytes))
 	if err != nil {
 		t.Fatalf("make root key: %v", err)
@@ -89,7 +94,7 @@ func Start(t testing.TB, d *db.DB, change func(*server.Config)) *Server {
 		change(&config)
 	}
 	s.Server = server.New(config, server.Deps{
-		DB: d, Access: s.Access, Session: session.NewService(d), Turn: s.Turn, Converse: s.Turn, Computer: computers, Prepare: preparations,
+		DB: d, Access: s.Access, Session: session.NewService(d), Turn: s.Turn, Converse: s.Turn, Computer: computers, Worker: computers, Prepare: preparations,
 		Command: s.Command, Secret: s.Secret,
 		Deployment: rooms, Catalog: rooms, Bundle: rooms, Logger: slog.New(slog.NewJSONHandler(log, nil)),
 	})

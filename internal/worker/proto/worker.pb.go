@@ -82,6 +82,55 @@ func (Phase) EnumDescriptor() ([]byte, []int) {
 	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{0}
 }
 
+type ControlRequest_Action int32
+
+const (
+	ControlRequest_ACTION_STATUS   ControlRequest_Action = 0
+	ControlRequest_ACTION_DRAIN    ControlRequest_Action = 1
+	ControlRequest_ACTION_ACTIVATE ControlRequest_Action = 2
+)
+
+// Enum value maps for ControlRequest_Action.
+var (
+	ControlRequest_Action_name = map[int32]string{
+		0: "ACTION_STATUS",
+		1: "ACTION_DRAIN",
+		2: "ACTION_ACTIVATE",
+	}
+	ControlRequest_Action_value = map[string]int32{
+		"ACTION_STATUS":   0,
+		"ACTION_DRAIN":    1,
+		"ACTION_ACTIVATE": 2,
+	}
+)
+
+func (x ControlRequest_Action) Enum() *ControlRequest_Action {
+	p := new(ControlRequest_Action)
+	*p = x
+	return p
+}
+
+func (x ControlRequest_Action) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ControlRequest_Action) Descriptor() protoreflect.EnumDescriptor {
+	return file_internal_worker_proto_worker_proto_enumTypes[1].Descriptor()
+}
+
+func (ControlRequest_Action) Type() protoreflect.EnumType {
+	return &file_internal_worker_proto_worker_proto_enumTypes[1]
+}
+
+func (x ControlRequest_Action) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ControlRequest_Action.Descriptor instead.
+func (ControlRequest_Action) EnumDescriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{5, 0}
+}
+
 type WantedProcess_Action int32
 
 const (
@@ -118,11 +167,11 @@ func (x WantedProcess_Action) String() string {
 }
 
 func (WantedProcess_Action) Descriptor() protoreflect.EnumDescriptor {
-	return file_internal_worker_proto_worker_proto_enumTypes[1].Descriptor()
+	return file_internal_worker_proto_worker_proto_enumTypes[2].Descriptor()
 }
 
 func (WantedProcess_Action) Type() protoreflect.EnumType {
-	return &file_internal_worker_proto_worker_proto_enumTypes[1]
+	return &file_internal_worker_proto_worker_proto_enumTypes[2]
 }
 
 func (x WantedProcess_Action) Number() protoreflect.EnumNumber {
@@ -131,7 +180,7 @@ func (x WantedProcess_Action) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WantedProcess_Action.Descriptor instead.
 func (WantedProcess_Action) EnumDescriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{17, 0}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{20, 0}
 }
 
 type CommandExit_End int32
@@ -171,11 +220,11 @@ func (x CommandExit_End) String() string {
 }
 
 func (CommandExit_End) Descriptor() protoreflect.EnumDescriptor {
-	return file_internal_worker_proto_worker_proto_enumTypes[2].Descriptor()
+	return file_internal_worker_proto_worker_proto_enumTypes[3].Descriptor()
 }
 
 func (CommandExit_End) Type() protoreflect.EnumType {
-	return &file_internal_worker_proto_worker_proto_enumTypes[2]
+	return &file_internal_worker_proto_worker_proto_enumTypes[3]
 }
 
 func (x CommandExit_End) Number() protoreflect.EnumNumber {
@@ -184,7 +233,7 @@ func (x CommandExit_End) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CommandExit_End.Descriptor instead.
 func (CommandExit_End) EnumDescriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{26, 0}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{29, 0}
 }
 
 type WantedCommand_Action int32
@@ -221,11 +270,11 @@ func (x WantedCommand_Action) String() string {
 }
 
 func (WantedCommand_Action) Descriptor() protoreflect.EnumDescriptor {
-	return file_internal_worker_proto_worker_proto_enumTypes[3].Descriptor()
+	return file_internal_worker_proto_worker_proto_enumTypes[4].Descriptor()
 }
 
 func (WantedCommand_Action) Type() protoreflect.EnumType {
-	return &file_internal_worker_proto_worker_proto_enumTypes[3]
+	return &file_internal_worker_proto_worker_proto_enumTypes[4]
 }
 
 func (x WantedCommand_Action) Number() protoreflect.EnumNumber {
@@ -234,20 +283,22 @@ func (x WantedCommand_Action) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WantedCommand_Action.Descriptor instead.
 func (WantedCommand_Action) EnumDescriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{27, 0}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{30, 0}
 }
 
 type RegisterRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Chosen by the Worker at its first registration and kept by it; it proves later that the name is its own.
-	Secret          string `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
+	Secret string `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
+	// Needed unless the secret belongs to a Worker that is not lost; a Worker that starts sends it always.
 	EnrollmentToken string `protobuf:"bytes,3,opt,name=enrollment_token,json=enrollmentToken,proto3" json:"enrollment_token,omitempty"`
-	CpuMillis       int64  `protobuf:"varint,4,opt,name=cpu_millis,json=cpuMillis,proto3" json:"cpu_millis,omitempty"`
-	MemoryMib       int64  `protobuf:"varint,5,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
-	DiskMib         int64  `protobuf:"varint,6,opt,name=disk_mib,json=diskMib,proto3" json:"disk_mib,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// For a Worker in the same process: its registration is its first heartbeat with capacity too.
+	CpuMillis     int64 `protobuf:"varint,4,opt,name=cpu_millis,json=cpuMillis,proto3" json:"cpu_millis,omitempty"`
+	MemoryMib     int64 `protobuf:"varint,5,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
+	DiskMib       int64 `protobuf:"varint,6,opt,name=disk_mib,json=diskMib,proto3" json:"disk_mib,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterRequest) Reset() {
@@ -325,8 +376,10 @@ func (x *RegisterRequest) GetDiskMib() int64 {
 type RegisterResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	WorkerId string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
-	// What this Worker shows with every later call over the network; empty in the same process.
+	// What this Worker shows with every later call over the network, for credential_ms; empty in the same process. Registering
+	// again gives a new one.
 	Credential    string `protobuf:"bytes,2,opt,name=credential,proto3" json:"credential,omitempty"`
+	CredentialMs  int64  `protobuf:"varint,3,opt,name=credential_ms,json=credentialMs,proto3" json:"credential_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -375,11 +428,20 @@ func (x *RegisterResponse) GetCredential() string {
 	return ""
 }
 
+func (x *RegisterResponse) GetCredentialMs() int64 {
+	if x != nil {
+		return x.CredentialMs
+	}
+	return 0
+}
+
 type HeartbeatRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	WorkerId string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
 	// The Worker wants to leave in an orderly way: its Computers are emptied, saved and stopped.
-	Leaving       bool `protobuf:"varint,2,opt,name=leaving,proto3" json:"leaving,omitempty"`
+	Leaving bool `protobuf:"varint,2,opt,name=leaving,proto3" json:"leaving,omitempty"`
+	// What the Worker offers, with the first heartbeat of its program: from then on it may get Computers.
+	Capacity      *Capacity `protobuf:"bytes,3,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -428,16 +490,90 @@ func (x *HeartbeatRequest) GetLeaving() bool {
 	return false
 }
 
-type HeartbeatResponse struct {
+func (x *HeartbeatRequest) GetCapacity() *Capacity {
+	if x != nil {
+		return x.Capacity
+	}
+	return nil
+}
+
+type Capacity struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Leases        []*Lease               `protobuf:"bytes,1,rep,name=leases,proto3" json:"leases,omitempty"`
+	CpuMillis     int64                  `protobuf:"varint,1,opt,name=cpu_millis,json=cpuMillis,proto3" json:"cpu_millis,omitempty"`
+	MemoryMib     int64                  `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
+	DiskMib       int64                  `protobuf:"varint,3,opt,name=disk_mib,json=diskMib,proto3" json:"disk_mib,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Capacity) Reset() {
+	*x = Capacity{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Capacity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Capacity) ProtoMessage() {}
+
+func (x *Capacity) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
+func (*Capacity) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Capacity) GetCpuMillis() int64 {
+	if x != nil {
+		return x.CpuMillis
+	}
+	return 0
+}
+
+func (x *Capacity) GetMemoryMib() int64 {
+	if x != nil {
+		return x.MemoryMib
+	}
+	return 0
+}
+
+func (x *Capacity) GetDiskMib() int64 {
+	if x != nil {
+		return x.DiskMib
+	}
+	return 0
+}
+
+type HeartbeatResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Leases []*Lease               `protobuf:"bytes,1,rep,name=leases,proto3" json:"leases,omitempty"`
+	// How long the leases last, from when this heartbeat was sent: a Worker that has heard nothing newer by then has stopped
+	// its Computers. The server waits longer than that before it gives them to others.
+	LeaseMs int64 `protobuf:"varint,2,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	// When to send the next heartbeat.
+	NextMs int64 `protobuf:"varint,3,opt,name=next_ms,json=nextMs,proto3" json:"next_ms,omitempty"`
+	// Its state, for its log.
+	Status        string `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatResponse) Reset() {
 	*x = HeartbeatResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[3]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -449,7 +585,7 @@ func (x *HeartbeatResponse) String() string {
 func (*HeartbeatResponse) ProtoMessage() {}
 
 func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[3]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -462,12 +598,139 @@ func (x *HeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{3}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *HeartbeatResponse) GetLeases() []*Lease {
 	if x != nil {
 		return x.Leases
+	}
+	return nil
+}
+
+func (x *HeartbeatResponse) GetLeaseMs() int64 {
+	if x != nil {
+		return x.LeaseMs
+	}
+	return 0
+}
+
+func (x *HeartbeatResponse) GetNextMs() int64 {
+	if x != nil {
+		return x.NextMs
+	}
+	return 0
+}
+
+func (x *HeartbeatResponse) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+type ControlRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	WorkerId string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
+	Action   ControlRequest_Action  `protobuf:"varint,2,opt,name=action,proto3,enum=helmr.worker.v1.ControlRequest_Action" json:"action,omitempty"`
+	// For DRAIN: running work is stopped in order after so long; 0 waits for it.
+	TimeoutMs     int64 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ControlRequest) Reset() {
+	*x = ControlRequest{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ControlRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ControlRequest) ProtoMessage() {}
+
+func (x *ControlRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ControlRequest.ProtoReflect.Descriptor instead.
+func (*ControlRequest) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ControlRequest) GetWorkerId() string {
+	if x != nil {
+		return x.WorkerId
+	}
+	return ""
+}
+
+func (x *ControlRequest) GetAction() ControlRequest_Action {
+	if x != nil {
+		return x.Action
+	}
+	return ControlRequest_ACTION_STATUS
+}
+
+func (x *ControlRequest) GetTimeoutMs() int64 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type ControlResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The Worker as the REST API shows it, in JSON.
+	Worker        []byte `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ControlResponse) Reset() {
+	*x = ControlResponse{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ControlResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ControlResponse) ProtoMessage() {}
+
+func (x *ControlResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ControlResponse.ProtoReflect.Descriptor instead.
+func (*ControlResponse) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ControlResponse) GetWorker() []byte {
+	if x != nil {
+		return x.Worker
 	}
 	return nil
 }
@@ -482,7 +745,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[4]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -494,7 +757,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[4]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -507,7 +770,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{4}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Lease) GetComputerId() string {
@@ -534,7 +797,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[5]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -546,7 +809,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[5]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -559,7 +822,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{5}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WatchRequest) GetWorkerId() string {
@@ -587,7 +850,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[6]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -599,7 +862,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[6]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -612,7 +875,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{6}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WatchResponse) GetComputerIds() []string {
@@ -653,7 +916,7 @@ type ExchangeRequest struct {
 
 func (x *ExchangeRequest) Reset() {
 	*x = ExchangeRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[7]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -665,7 +928,7 @@ func (x *ExchangeRequest) String() string {
 func (*ExchangeRequest) ProtoMessage() {}
 
 func (x *ExchangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[7]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -678,7 +941,7 @@ func (x *ExchangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeRequest.ProtoReflect.Descriptor instead.
 func (*ExchangeRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{7}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExchangeRequest) GetWorkerId() string {
@@ -773,7 +1036,7 @@ type ObservedProcess struct {
 
 func (x *ObservedProcess) Reset() {
 	*x = ObservedProcess{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[8]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -785,7 +1048,7 @@ func (x *ObservedProcess) String() string {
 func (*ObservedProcess) ProtoMessage() {}
 
 func (x *ObservedProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[8]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -798,7 +1061,7 @@ func (x *ObservedProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedProcess.ProtoReflect.Descriptor instead.
 func (*ObservedProcess) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{8}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ObservedProcess) GetSessionId() string {
@@ -847,7 +1110,7 @@ type ProcessOperations struct {
 
 func (x *ProcessOperations) Reset() {
 	*x = ProcessOperations{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[9]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -859,7 +1122,7 @@ func (x *ProcessOperations) String() string {
 func (*ProcessOperations) ProtoMessage() {}
 
 func (x *ProcessOperations) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[9]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -872,7 +1135,7 @@ func (x *ProcessOperations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessOperations.ProtoReflect.Descriptor instead.
 func (*ProcessOperations) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{9}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ProcessOperations) GetSessionId() string {
@@ -906,7 +1169,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[10]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -918,7 +1181,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[10]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -931,7 +1194,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{10}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Operation) GetSequence() int64 {
@@ -971,7 +1234,7 @@ type ExchangeResponse struct {
 
 func (x *ExchangeResponse) Reset() {
 	*x = ExchangeResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[11]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1246,7 @@ func (x *ExchangeResponse) String() string {
 func (*ExchangeResponse) ProtoMessage() {}
 
 func (x *ExchangeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[11]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1259,7 @@ func (x *ExchangeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeResponse.ProtoReflect.Descriptor instead.
 func (*ExchangeResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{11}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExchangeResponse) GetFenced() bool {
@@ -1078,7 +1341,7 @@ type HibernateOrder struct {
 
 func (x *HibernateOrder) Reset() {
 	*x = HibernateOrder{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[12]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1090,7 +1353,7 @@ func (x *HibernateOrder) String() string {
 func (*HibernateOrder) ProtoMessage() {}
 
 func (x *HibernateOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[12]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1103,7 +1366,7 @@ func (x *HibernateOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateOrder.ProtoReflect.Descriptor instead.
 func (*HibernateOrder) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{12}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *HibernateOrder) GetCaptureId() string {
@@ -1132,7 +1395,7 @@ type ComputerSpec struct {
 
 func (x *ComputerSpec) Reset() {
 	*x = ComputerSpec{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[13]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1407,7 @@ func (x *ComputerSpec) String() string {
 func (*ComputerSpec) ProtoMessage() {}
 
 func (x *ComputerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[13]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1420,7 @@ func (x *ComputerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComputerSpec.ProtoReflect.Descriptor instead.
 func (*ComputerSpec) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{13}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ComputerSpec) GetEnvironmentId() string {
@@ -1230,7 +1493,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[14]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1242,7 +1505,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[14]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1255,7 +1518,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{14}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Resume) GetMemoryManifest() string {
@@ -1290,7 +1553,7 @@ type ProcessAcks struct {
 
 func (x *ProcessAcks) Reset() {
 	*x = ProcessAcks{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[15]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1302,7 +1565,7 @@ func (x *ProcessAcks) String() string {
 func (*ProcessAcks) ProtoMessage() {}
 
 func (x *ProcessAcks) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[15]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1315,7 +1578,7 @@ func (x *ProcessAcks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessAcks.ProtoReflect.Descriptor instead.
 func (*ProcessAcks) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{15}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ProcessAcks) GetSessionId() string {
@@ -1350,7 +1613,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[16]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1362,7 +1625,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[16]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1375,7 +1638,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{16}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Ack) GetSequence() int64 {
@@ -1410,7 +1673,7 @@ type WantedProcess struct {
 
 func (x *WantedProcess) Reset() {
 	*x = WantedProcess{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[17]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1422,7 +1685,7 @@ func (x *WantedProcess) String() string {
 func (*WantedProcess) ProtoMessage() {}
 
 func (x *WantedProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[17]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1435,7 +1698,7 @@ func (x *WantedProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedProcess.ProtoReflect.Descriptor instead.
 func (*WantedProcess) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{17}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WantedProcess) GetSessionId() string {
@@ -1499,7 +1762,7 @@ type Delivery struct {
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[18]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +1774,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[18]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +1787,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{18}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Delivery) GetSessionId() string {
@@ -1568,7 +1831,7 @@ type Control struct {
 
 func (x *Control) Reset() {
 	*x = Control{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[19]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1843,7 @@ func (x *Control) String() string {
 func (*Control) ProtoMessage() {}
 
 func (x *Control) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[19]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1856,7 @@ func (x *Control) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Control.ProtoReflect.Descriptor instead.
 func (*Control) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{19}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Control) GetSessionId() string {
@@ -1634,7 +1897,7 @@ type SaveOrder struct {
 
 func (x *SaveOrder) Reset() {
 	*x = SaveOrder{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[20]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +1909,7 @@ func (x *SaveOrder) String() string {
 func (*SaveOrder) ProtoMessage() {}
 
 func (x *SaveOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[20]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +1922,7 @@ func (x *SaveOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveOrder.ProtoReflect.Descriptor instead.
 func (*SaveOrder) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{20}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SaveOrder) GetSaveId() string {
@@ -1691,7 +1954,7 @@ type PublishSaveRequest struct {
 
 func (x *PublishSaveRequest) Reset() {
 	*x = PublishSaveRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[21]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1703,7 +1966,7 @@ func (x *PublishSaveRequest) String() string {
 func (*PublishSaveRequest) ProtoMessage() {}
 
 func (x *PublishSaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[21]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1716,7 +1979,7 @@ func (x *PublishSaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSaveRequest.ProtoReflect.Descriptor instead.
 func (*PublishSaveRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{21}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PublishSaveRequest) GetWorkerId() string {
@@ -1776,7 +2039,7 @@ type PublishSaveResponse struct {
 
 func (x *PublishSaveResponse) Reset() {
 	*x = PublishSaveResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[22]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1788,7 +2051,7 @@ func (x *PublishSaveResponse) String() string {
 func (*PublishSaveResponse) ProtoMessage() {}
 
 func (x *PublishSaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[22]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1801,7 +2064,7 @@ func (x *PublishSaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSaveResponse.ProtoReflect.Descriptor instead.
 func (*PublishSaveResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{22}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{25}
 }
 
 type PublishCaptureRequest struct {
@@ -1825,7 +2088,7 @@ type PublishCaptureRequest struct {
 
 func (x *PublishCaptureRequest) Reset() {
 	*x = PublishCaptureRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[23]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +2100,7 @@ func (x *PublishCaptureRequest) String() string {
 func (*PublishCaptureRequest) ProtoMessage() {}
 
 func (x *PublishCaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[23]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +2113,7 @@ func (x *PublishCaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishCaptureRequest.ProtoReflect.Descriptor instead.
 func (*PublishCaptureRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{23}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PublishCaptureRequest) GetWorkerId() string {
@@ -1940,7 +2203,7 @@ type PublishCaptureResponse struct {
 
 func (x *PublishCaptureResponse) Reset() {
 	*x = PublishCaptureResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2215,7 @@ func (x *PublishCaptureResponse) String() string {
 func (*PublishCaptureResponse) ProtoMessage() {}
 
 func (x *PublishCaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[24]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2228,7 @@ func (x *PublishCaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishCaptureResponse.ProtoReflect.Descriptor instead.
 func (*PublishCaptureResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{24}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PublishCaptureResponse) GetDropped() bool {
@@ -1990,7 +2253,7 @@ type ObservedCommand struct {
 
 func (x *ObservedCommand) Reset() {
 	*x = ObservedCommand{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2265,7 @@ func (x *ObservedCommand) String() string {
 func (*ObservedCommand) ProtoMessage() {}
 
 func (x *ObservedCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[25]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2278,7 @@ func (x *ObservedCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedCommand.ProtoReflect.Descriptor instead.
 func (*ObservedCommand) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{25}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ObservedCommand) GetCommandId() string {
@@ -2059,7 +2322,7 @@ type CommandExit struct {
 
 func (x *CommandExit) Reset() {
 	*x = CommandExit{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2071,7 +2334,7 @@ func (x *CommandExit) String() string {
 func (*CommandExit) ProtoMessage() {}
 
 func (x *CommandExit) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[26]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2084,7 +2347,7 @@ func (x *CommandExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommandExit.ProtoReflect.Descriptor instead.
 func (*CommandExit) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{26}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CommandExit) GetEnd() CommandExit_End {
@@ -2128,7 +2391,7 @@ type WantedCommand struct {
 
 func (x *WantedCommand) Reset() {
 	*x = WantedCommand{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2140,7 +2403,7 @@ func (x *WantedCommand) String() string {
 func (*WantedCommand) ProtoMessage() {}
 
 func (x *WantedCommand) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[27]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2153,7 +2416,7 @@ func (x *WantedCommand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedCommand.ProtoReflect.Descriptor instead.
 func (*WantedCommand) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{27}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WantedCommand) GetCommandId() string {
@@ -2230,7 +2493,7 @@ type ResolveSecretsRequest struct {
 
 func (x *ResolveSecretsRequest) Reset() {
 	*x = ResolveSecretsRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[28]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2505,7 @@ func (x *ResolveSecretsRequest) String() string {
 func (*ResolveSecretsRequest) ProtoMessage() {}
 
 func (x *ResolveSecretsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[28]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2518,7 @@ func (x *ResolveSecretsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveSecretsRequest.ProtoReflect.Descriptor instead.
 func (*ResolveSecretsRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{28}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ResolveSecretsRequest) GetWorkerId() string {
@@ -2289,7 +2552,7 @@ type ResolveSecretsResponse struct {
 
 func (x *ResolveSecretsResponse) Reset() {
 	*x = ResolveSecretsResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[29]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2301,7 +2564,7 @@ func (x *ResolveSecretsResponse) String() string {
 func (*ResolveSecretsResponse) ProtoMessage() {}
 
 func (x *ResolveSecretsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[29]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2314,7 +2577,7 @@ func (x *ResolveSecretsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveSecretsResponse.ProtoReflect.Descriptor instead.
 func (*ResolveSecretsResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{29}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResolveSecretsResponse) GetVariables() []*SecretVariable {
@@ -2342,7 +2605,7 @@ type SecretVariable struct {
 
 func (x *SecretVariable) Reset() {
 	*x = SecretVariable{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[30]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2617,7 @@ func (x *SecretVariable) String() string {
 func (*SecretVariable) ProtoMessage() {}
 
 func (x *SecretVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[30]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2630,7 @@ func (x *SecretVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecretVariable.ProtoReflect.Descriptor instead.
 func (*SecretVariable) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{30}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SecretVariable) GetName() string {
@@ -2395,7 +2658,7 @@ type SecretFile struct {
 
 func (x *SecretFile) Reset() {
 	*x = SecretFile{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[31]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2407,7 +2670,7 @@ func (x *SecretFile) String() string {
 func (*SecretFile) ProtoMessage() {}
 
 func (x *SecretFile) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[31]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2420,7 +2683,7 @@ func (x *SecretFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecretFile.ProtoReflect.Descriptor instead.
 func (*SecretFile) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{31}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SecretFile) GetPath() string {
@@ -2449,7 +2712,7 @@ type StoreOutputRequest struct {
 
 func (x *StoreOutputRequest) Reset() {
 	*x = StoreOutputRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[32]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2461,7 +2724,7 @@ func (x *StoreOutputRequest) String() string {
 func (*StoreOutputRequest) ProtoMessage() {}
 
 func (x *StoreOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[32]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2474,7 +2737,7 @@ func (x *StoreOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreOutputRequest.ProtoReflect.Descriptor instead.
 func (*StoreOutputRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{32}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StoreOutputRequest) GetWorkerId() string {
@@ -2521,7 +2784,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[33]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2533,7 +2796,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[33]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2546,7 +2809,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{33}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Output) GetCommandId() string {
@@ -2593,7 +2856,7 @@ type StoreOutputResponse struct {
 
 func (x *StoreOutputResponse) Reset() {
 	*x = StoreOutputResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[34]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2605,7 +2868,7 @@ func (x *StoreOutputResponse) String() string {
 func (*StoreOutputResponse) ProtoMessage() {}
 
 func (x *StoreOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[34]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2618,7 +2881,7 @@ func (x *StoreOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreOutputResponse.ProtoReflect.Descriptor instead.
 func (*StoreOutputResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{34}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StoreOutputResponse) GetStored() []*StoredOutput {
@@ -2640,7 +2903,7 @@ type StoredOutput struct {
 
 func (x *StoredOutput) Reset() {
 	*x = StoredOutput{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[35]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2652,7 +2915,7 @@ func (x *StoredOutput) String() string {
 func (*StoredOutput) ProtoMessage() {}
 
 func (x *StoredOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[35]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2665,7 +2928,7 @@ func (x *StoredOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredOutput.ProtoReflect.Descriptor instead.
 func (*StoredOutput) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{35}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *StoredOutput) GetCommandId() string {
@@ -2701,7 +2964,7 @@ type ReportNetworkRequest struct {
 
 func (x *ReportNetworkRequest) Reset() {
 	*x = ReportNetworkRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[36]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2713,7 +2976,7 @@ func (x *ReportNetworkRequest) String() string {
 func (*ReportNetworkRequest) ProtoMessage() {}
 
 func (x *ReportNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[36]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2726,7 +2989,7 @@ func (x *ReportNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNetworkRequest.ProtoReflect.Descriptor instead.
 func (*ReportNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{36}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReportNetworkRequest) GetWorkerId() string {
@@ -2777,7 +3040,7 @@ type NetworkAttempt struct {
 
 func (x *NetworkAttempt) Reset() {
 	*x = NetworkAttempt{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[37]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +3052,7 @@ func (x *NetworkAttempt) String() string {
 func (*NetworkAttempt) ProtoMessage() {}
 
 func (x *NetworkAttempt) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[37]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +3065,7 @@ func (x *NetworkAttempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkAttempt.ProtoReflect.Descriptor instead.
 func (*NetworkAttempt) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{37}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *NetworkAttempt) GetKind() string {
@@ -2869,7 +3132,7 @@ type ReportNetworkResponse struct {
 
 func (x *ReportNetworkResponse) Reset() {
 	*x = ReportNetworkResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[38]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2881,7 +3144,7 @@ func (x *ReportNetworkResponse) String() string {
 func (*ReportNetworkResponse) ProtoMessage() {}
 
 func (x *ReportNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[38]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2894,7 +3157,7 @@ func (x *ReportNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNetworkResponse.ProtoReflect.Descriptor instead.
 func (*ReportNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{38}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{41}
 }
 
 var File_internal_worker_proto_worker_proto protoreflect.FileDescriptor
@@ -2910,17 +3173,39 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"cpu_millis\x18\x04 \x01(\x03R\tcpuMillis\x12\x1d\n" +
 	"\n" +
 	"memory_mib\x18\x05 \x01(\x03R\tmemoryMib\x12\x19\n" +
-	"\bdisk_mib\x18\x06 \x01(\x03R\adiskMib\"O\n" +
+	"\bdisk_mib\x18\x06 \x01(\x03R\adiskMib\"t\n" +
 	"\x10RegisterResponse\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1e\n" +
 	"\n" +
 	"credential\x18\x02 \x01(\tR\n" +
-	"credential\"I\n" +
+	"credential\x12#\n" +
+	"\rcredential_ms\x18\x03 \x01(\x03R\fcredentialMs\"\x80\x01\n" +
 	"\x10HeartbeatRequest\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x18\n" +
-	"\aleaving\x18\x02 \x01(\bR\aleaving\"C\n" +
+	"\aleaving\x18\x02 \x01(\bR\aleaving\x125\n" +
+	"\bcapacity\x18\x03 \x01(\v2\x19.helmr.worker.v1.CapacityR\bcapacity\"c\n" +
+	"\bCapacity\x12\x1d\n" +
+	"\n" +
+	"cpu_millis\x18\x01 \x01(\x03R\tcpuMillis\x12\x1d\n" +
+	"\n" +
+	"memory_mib\x18\x02 \x01(\x03R\tmemoryMib\x12\x19\n" +
+	"\bdisk_mib\x18\x03 \x01(\x03R\adiskMib\"\x8f\x01\n" +
 	"\x11HeartbeatResponse\x12.\n" +
-	"\x06leases\x18\x01 \x03(\v2\x16.helmr.worker.v1.LeaseR\x06leases\">\n" +
+	"\x06leases\x18\x01 \x03(\v2\x16.helmr.worker.v1.LeaseR\x06leases\x12\x19\n" +
+	"\blease_ms\x18\x02 \x01(\x03R\aleaseMs\x12\x17\n" +
+	"\anext_ms\x18\x03 \x01(\x03R\x06nextMs\x12\x16\n" +
+	"\x06status\x18\x04 \x01(\tR\x06status\"\xd0\x01\n" +
+	"\x0eControlRequest\x12\x1b\n" +
+	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12>\n" +
+	"\x06action\x18\x02 \x01(\x0e2&.helmr.worker.v1.ControlRequest.ActionR\x06action\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x03 \x01(\x03R\ttimeoutMs\"B\n" +
+	"\x06Action\x12\x11\n" +
+	"\rACTION_STATUS\x10\x00\x12\x10\n" +
+	"\fACTION_DRAIN\x10\x01\x12\x13\n" +
+	"\x0fACTION_ACTIVATE\x10\x02\")\n" +
+	"\x0fControlResponse\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\fR\x06worker\">\n" +
 	"\x05Lease\x12\x1f\n" +
 	"\vcomputer_id\x18\x01 \x01(\tR\n" +
 	"computerId\x12\x14\n" +
@@ -3153,7 +3438,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x12PHASE_START_FAILED\x10\x03\x12\x0e\n" +
 	"\n" +
 	"PHASE_LOST\x10\x04\x12\x11\n" +
-	"\rPHASE_STOPPED\x10\x052\xa7\x06\n" +
+	"\rPHASE_STOPPED\x10\x052\xf5\x06\n" +
 	"\rWorkerService\x12O\n" +
 	"\bRegister\x12 .helmr.worker.v1.RegisterRequest\x1a!.helmr.worker.v1.RegisterResponse\x12R\n" +
 	"\tHeartbeat\x12!.helmr.worker.v1.HeartbeatRequest\x1a\".helmr.worker.v1.HeartbeatResponse\x12F\n" +
@@ -3163,7 +3448,8 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x0ePublishCapture\x12&.helmr.worker.v1.PublishCaptureRequest\x1a'.helmr.worker.v1.PublishCaptureResponse\x12a\n" +
 	"\x0eResolveSecrets\x12&.helmr.worker.v1.ResolveSecretsRequest\x1a'.helmr.worker.v1.ResolveSecretsResponse\x12X\n" +
 	"\vStoreOutput\x12#.helmr.worker.v1.StoreOutputRequest\x1a$.helmr.worker.v1.StoreOutputResponse\x12^\n" +
-	"\rReportNetwork\x12%.helmr.worker.v1.ReportNetworkRequest\x1a&.helmr.worker.v1.ReportNetworkResponseB0Z.helmr.dev/helmr/internal/worker/proto;workerpbb\x06proto3"
+	"\rReportNetwork\x12%.helmr.worker.v1.ReportNetworkRequest\x1a&.helmr.worker.v1.ReportNetworkResponse\x12L\n" +
+	"\aControl\x12\x1f.helmr.worker.v1.ControlRequest\x1a .helmr.worker.v1.ControlResponseB0Z.helmr.dev/helmr/internal/worker/proto;workerpbb\x06proto3"
 
 var (
 	file_internal_worker_proto_worker_proto_rawDescOnce sync.Once
@@ -3177,102 +3463,110 @@ func file_internal_worker_proto_worker_proto_rawDescGZIP() []byte {
 	return file_internal_worker_proto_worker_proto_rawDescData
 }
 
-var file_internal_worker_proto_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_internal_worker_proto_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_internal_worker_proto_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_internal_worker_proto_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_internal_worker_proto_worker_proto_goTypes = []any{
 	(Phase)(0),                     // 0: helmr.worker.v1.Phase
-	(WantedProcess_Action)(0),      // 1: helmr.worker.v1.WantedProcess.Action
-	(CommandExit_End)(0),           // 2: helmr.worker.v1.CommandExit.End
-	(WantedCommand_Action)(0),      // 3: helmr.worker.v1.WantedCommand.Action
-	(*RegisterRequest)(nil),        // 4: helmr.worker.v1.RegisterRequest
-	(*RegisterResponse)(nil),       // 5: helmr.worker.v1.RegisterResponse
-	(*HeartbeatRequest)(nil),       // 6: helmr.worker.v1.HeartbeatRequest
-	(*HeartbeatResponse)(nil),      // 7: helmr.worker.v1.HeartbeatResponse
-	(*Lease)(nil),                  // 8: helmr.worker.v1.Lease
-	(*WatchRequest)(nil),           // 9: helmr.worker.v1.WatchRequest
-	(*WatchResponse)(nil),          // 10: helmr.worker.v1.WatchResponse
-	(*ExchangeRequest)(nil),        // 11: helmr.worker.v1.ExchangeRequest
-	(*ObservedProcess)(nil),        // 12: helmr.worker.v1.ObservedProcess
-	(*ProcessOperations)(nil),      // 13: helmr.worker.v1.ProcessOperations
-	(*Operation)(nil),              // 14: helmr.worker.v1.Operation
-	(*ExchangeResponse)(nil),       // 15: helmr.worker.v1.ExchangeResponse
-	(*HibernateOrder)(nil),         // 16: helmr.worker.v1.HibernateOrder
-	(*ComputerSpec)(nil),           // 17: helmr.worker.v1.ComputerSpec
-	(*Resume)(nil),                 // 18: helmr.worker.v1.Resume
-	(*ProcessAcks)(nil),            // 19: helmr.worker.v1.ProcessAcks
-	(*Ack)(nil),                    // 20: helmr.worker.v1.Ack
-	(*WantedProcess)(nil),          // 21: helmr.worker.v1.WantedProcess
-	(*Delivery)(nil),               // 22: helmr.worker.v1.Delivery
-	(*Control)(nil),                // 23: helmr.worker.v1.Control
-	(*SaveOrder)(nil),              // 24: helmr.worker.v1.SaveOrder
-	(*PublishSaveRequest)(nil),     // 25: helmr.worker.v1.PublishSaveRequest
-	(*PublishSaveResponse)(nil),    // 26: helmr.worker.v1.PublishSaveResponse
-	(*PublishCaptureRequest)(nil),  // 27: helmr.worker.v1.PublishCaptureRequest
-	(*PublishCaptureResponse)(nil), // 28: helmr.worker.v1.PublishCaptureResponse
-	(*ObservedCommand)(nil),        // 29: helmr.worker.v1.ObservedCommand
-	(*CommandExit)(nil),            // 30: helmr.worker.v1.CommandExit
-	(*WantedCommand)(nil),          // 31: helmr.worker.v1.WantedCommand
-	(*ResolveSecretsRequest)(nil),  // 32: helmr.worker.v1.ResolveSecretsRequest
-	(*ResolveSecretsResponse)(nil), // 33: helmr.worker.v1.ResolveSecretsResponse
-	(*SecretVariable)(nil),         // 34: helmr.worker.v1.SecretVariable
-	(*SecretFile)(nil),             // 35: helmr.worker.v1.SecretFile
-	(*StoreOutputRequest)(nil),     // 36: helmr.worker.v1.StoreOutputRequest
-	(*Output)(nil),                 // 37: helmr.worker.v1.Output
-	(*StoreOutputResponse)(nil),    // 38: helmr.worker.v1.StoreOutputResponse
-	(*StoredOutput)(nil),           // 39: helmr.worker.v1.StoredOutput
-	(*ReportNetworkRequest)(nil),   // 40: helmr.worker.v1.ReportNetworkRequest
-	(*NetworkAttempt)(nil),         // 41: helmr.worker.v1.NetworkAttempt
-	(*ReportNetworkResponse)(nil),  // 42: helmr.worker.v1.ReportNetworkResponse
+	(ControlRequest_Action)(0),     // 1: helmr.worker.v1.ControlRequest.Action
+	(WantedProcess_Action)(0),      // 2: helmr.worker.v1.WantedProcess.Action
+	(CommandExit_End)(0),           // 3: helmr.worker.v1.CommandExit.End
+	(WantedCommand_Action)(0),      // 4: helmr.worker.v1.WantedCommand.Action
+	(*RegisterRequest)(nil),        // 5: helmr.worker.v1.RegisterRequest
+	(*RegisterResponse)(nil),       // 6: helmr.worker.v1.RegisterResponse
+	(*HeartbeatRequest)(nil),       // 7: helmr.worker.v1.HeartbeatRequest
+	(*Capacity)(nil),               // 8: helmr.worker.v1.Capacity
+	(*HeartbeatResponse)(nil),      // 9: helmr.worker.v1.HeartbeatResponse
+	(*ControlRequest)(nil),         // 10: helmr.worker.v1.ControlRequest
+	(*ControlResponse)(nil),        // 11: helmr.worker.v1.ControlResponse
+	(*Lease)(nil),                  // 12: helmr.worker.v1.Lease
+	(*WatchRequest)(nil),           // 13: helmr.worker.v1.WatchRequest
+	(*WatchResponse)(nil),          // 14: helmr.worker.v1.WatchResponse
+	(*ExchangeRequest)(nil),        // 15: helmr.worker.v1.ExchangeRequest
+	(*ObservedProcess)(nil),        // 16: helmr.worker.v1.ObservedProcess
+	(*ProcessOperations)(nil),      // 17: helmr.worker.v1.ProcessOperations
+	(*Operation)(nil),              // 18: helmr.worker.v1.Operation
+	(*ExchangeResponse)(nil),       // 19: helmr.worker.v1.ExchangeResponse
+	(*HibernateOrder)(nil),         // 20: helmr.worker.v1.HibernateOrder
+	(*ComputerSpec)(nil),           // 21: helmr.worker.v1.ComputerSpec
+	(*Resume)(nil),                 // 22: helmr.worker.v1.Resume
+	(*ProcessAcks)(nil),            // 23: helmr.worker.v1.ProcessAcks
+	(*Ack)(nil),                    // 24: helmr.worker.v1.Ack
+	(*WantedProcess)(nil),          // 25: helmr.worker.v1.WantedProcess
+	(*Delivery)(nil),               // 26: helmr.worker.v1.Delivery
+	(*Control)(nil),                // 27: helmr.worker.v1.Control
+	(*SaveOrder)(nil),              // 28: helmr.worker.v1.SaveOrder
+	(*PublishSaveRequest)(nil),     // 29: helmr.worker.v1.PublishSaveRequest
+	(*PublishSaveResponse)(nil),    // 30: helmr.worker.v1.PublishSaveResponse
+	(*PublishCaptureRequest)(nil),  // 31: helmr.worker.v1.PublishCaptureRequest
+	(*PublishCaptureResponse)(nil), // 32: helmr.worker.v1.PublishCaptureResponse
+	(*ObservedCommand)(nil),        // 33: helmr.worker.v1.ObservedCommand
+	(*CommandExit)(nil),            // 34: helmr.worker.v1.CommandExit
+	(*WantedCommand)(nil),          // 35: helmr.worker.v1.WantedCommand
+	(*ResolveSecretsRequest)(nil),  // 36: helmr.worker.v1.ResolveSecretsRequest
+	(*ResolveSecretsResponse)(nil), // 37: helmr.worker.v1.ResolveSecretsResponse
+	(*SecretVariable)(nil),         // 38: helmr.worker.v1.SecretVariable
+	(*SecretFile)(nil),             // 39: helmr.worker.v1.SecretFile
+	(*StoreOutputRequest)(nil),     // 40: helmr.worker.v1.StoreOutputRequest
+	(*Output)(nil),                 // 41: helmr.worker.v1.Output
+	(*StoreOutputResponse)(nil),    // 42: helmr.worker.v1.StoreOutputResponse
+	(*StoredOutput)(nil),           // 43: helmr.worker.v1.StoredOutput
+	(*ReportNetworkRequest)(nil),   // 44: helmr.worker.v1.ReportNetworkRequest
+	(*NetworkAttempt)(nil),         // 45: helmr.worker.v1.NetworkAttempt
+	(*ReportNetworkResponse)(nil),  // 46: helmr.worker.v1.ReportNetworkResponse
 }
 var file_internal_worker_proto_worker_proto_depIdxs = []int32{
-	8,  // 0: helmr.worker.v1.HeartbeatResponse.leases:type_name -> helmr.worker.v1.Lease
-	0,  // 1: helmr.worker.v1.ExchangeRequest.phase:type_name -> helmr.worker.v1.Phase
-	12, // 2: helmr.worker.v1.ExchangeRequest.processes:type_name -> helmr.worker.v1.ObservedProcess
-	13, // 3: helmr.worker.v1.ExchangeRequest.operations:type_name -> helmr.worker.v1.ProcessOperations
-	29, // 4: helmr.worker.v1.ExchangeRequest.commands:type_name -> helmr.worker.v1.ObservedCommand
-	14, // 5: helmr.worker.v1.ProcessOperations.operations:type_name -> helmr.worker.v1.Operation
-	17, // 6: helmr.worker.v1.ExchangeResponse.spec:type_name -> helmr.worker.v1.ComputerSpec
-	19, // 7: helmr.worker.v1.ExchangeResponse.acks:type_name -> helmr.worker.v1.ProcessAcks
-	21, // 8: helmr.worker.v1.ExchangeResponse.processes:type_name -> helmr.worker.v1.WantedProcess
-	22, // 9: helmr.worker.v1.ExchangeResponse.deliveries:type_name -> helmr.worker.v1.Delivery
-	23, // 10: helmr.worker.v1.ExchangeResponse.controls:type_name -> helmr.worker.v1.Control
-	24, // 11: helmr.worker.v1.ExchangeResponse.save:type_name -> helmr.worker.v1.SaveOrder
-	31, // 12: helmr.worker.v1.ExchangeResponse.commands:type_name -> helmr.worker.v1.WantedCommand
-	16, // 13: helmr.worker.v1.ExchangeResponse.hibernate:type_name -> helmr.worker.v1.HibernateOrder
-	18, // 14: helmr.worker.v1.ComputerSpec.resume:type_name -> helmr.worker.v1.Resume
-	20, // 15: helmr.worker.v1.ProcessAcks.acks:type_name -> helmr.worker.v1.Ack
-	1,  // 16: helmr.worker.v1.WantedProcess.action:type_name -> helmr.worker.v1.WantedProcess.Action
-	30, // 17: helmr.worker.v1.ObservedCommand.exit:type_name -> helmr.worker.v1.CommandExit
-	2,  // 18: helmr.worker.v1.CommandExit.end:type_name -> helmr.worker.v1.CommandExit.End
-	3,  // 19: helmr.worker.v1.WantedCommand.action:type_name -> helmr.worker.v1.WantedCommand.Action
-	34, // 20: helmr.worker.v1.ResolveSecretsResponse.variables:type_name -> helmr.worker.v1.SecretVariable
-	35, // 21: helmr.worker.v1.ResolveSecretsResponse.files:type_name -> helmr.worker.v1.SecretFile
-	37, // 22: helmr.worker.v1.StoreOutputRequest.output:type_name -> helmr.worker.v1.Output
-	39, // 23: helmr.worker.v1.StoreOutputResponse.stored:type_name -> helmr.worker.v1.StoredOutput
-	41, // 24: helmr.worker.v1.ReportNetworkRequest.attempts:type_name -> helmr.worker.v1.NetworkAttempt
-	4,  // 25: helmr.worker.v1.WorkerService.Register:input_type -> helmr.worker.v1.RegisterRequest
-	6,  // 26: helmr.worker.v1.WorkerService.Heartbeat:input_type -> helmr.worker.v1.HeartbeatRequest
-	9,  // 27: helmr.worker.v1.WorkerService.Watch:input_type -> helmr.worker.v1.WatchRequest
-	11, // 28: helmr.worker.v1.WorkerService.Exchange:input_type -> helmr.worker.v1.ExchangeRequest
-	25, // 29: helmr.worker.v1.WorkerService.PublishSave:input_type -> helmr.worker.v1.PublishSaveRequest
-	27, // 30: helmr.worker.v1.WorkerService.PublishCapture:input_type -> helmr.worker.v1.PublishCaptureRequest
-	32, // 31: helmr.worker.v1.WorkerService.ResolveSecrets:input_type -> helmr.worker.v1.ResolveSecretsRequest
-	36, // 32: helmr.worker.v1.WorkerService.StoreOutput:input_type -> helmr.worker.v1.StoreOutputRequest
-	40, // 33: helmr.worker.v1.WorkerService.ReportNetwork:input_type -> helmr.worker.v1.ReportNetworkRequest
-	5,  // 34: helmr.worker.v1.WorkerService.Register:output_type -> helmr.worker.v1.RegisterResponse
-	7,  // 35: helmr.worker.v1.WorkerService.Heartbeat:output_type -> helmr.worker.v1.HeartbeatResponse
-	10, // 36: helmr.worker.v1.WorkerService.Watch:output_type -> helmr.worker.v1.WatchResponse
-	15, // 37: helmr.worker.v1.WorkerService.Exchange:output_type -> helmr.worker.v1.ExchangeResponse
-	26, // 38: helmr.worker.v1.WorkerService.PublishSave:output_type -> helmr.worker.v1.PublishSaveResponse
-	28, // 39: helmr.worker.v1.WorkerService.PublishCapture:output_type -> helmr.worker.v1.PublishCaptureResponse
-	33, // 40: helmr.worker.v1.WorkerService.ResolveSecrets:output_type -> helmr.worker.v1.ResolveSecretsResponse
-	38, // 41: helmr.worker.v1.WorkerService.StoreOutput:output_type -> helmr.worker.v1.StoreOutputResponse
-	42, // 42: helmr.worker.v1.WorkerService.ReportNetwork:output_type -> helmr.worker.v1.ReportNetworkResponse
-	34, // [34:43] is the sub-list for method output_type
-	25, // [25:34] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	8,  // 0: helmr.worker.v1.HeartbeatRequest.capacity:type_name -> helmr.worker.v1.Capacity
+	12, // 1: helmr.worker.v1.HeartbeatResponse.leases:type_name -> helmr.worker.v1.Lease
+	1,  // 2: helmr.worker.v1.ControlRequest.action:type_name -> helmr.worker.v1.ControlRequest.Action
+	0,  // 3: helmr.worker.v1.ExchangeRequest.phase:type_name -> helmr.worker.v1.Phase
+	16, // 4: helmr.worker.v1.ExchangeRequest.processes:type_name -> helmr.worker.v1.ObservedProcess
+	17, // 5: helmr.worker.v1.ExchangeRequest.operations:type_name -> helmr.worker.v1.ProcessOperations
+	33, // 6: helmr.worker.v1.ExchangeRequest.commands:type_name -> helmr.worker.v1.ObservedCommand
+	18, // 7: helmr.worker.v1.ProcessOperations.operations:type_name -> helmr.worker.v1.Operation
+	21, // 8: helmr.worker.v1.ExchangeResponse.spec:type_name -> helmr.worker.v1.ComputerSpec
+	23, // 9: helmr.worker.v1.ExchangeResponse.acks:type_name -> helmr.worker.v1.ProcessAcks
+	25, // 10: helmr.worker.v1.ExchangeResponse.processes:type_name -> helmr.worker.v1.WantedProcess
+	26, // 11: helmr.worker.v1.ExchangeResponse.deliveries:type_name -> helmr.worker.v1.Delivery
+	27, // 12: helmr.worker.v1.ExchangeResponse.controls:type_name -> helmr.worker.v1.Control
+	28, // 13: helmr.worker.v1.ExchangeResponse.save:type_name -> helmr.worker.v1.SaveOrder
+	35, // 14: helmr.worker.v1.ExchangeResponse.commands:type_name -> helmr.worker.v1.WantedCommand
+	20, // 15: helmr.worker.v1.ExchangeResponse.hibernate:type_name -> helmr.worker.v1.HibernateOrder
+	22, // 16: helmr.worker.v1.ComputerSpec.resume:type_name -> helmr.worker.v1.Resume
+	24, // 17: helmr.worker.v1.ProcessAcks.acks:type_name -> helmr.worker.v1.Ack
+	2,  // 18: helmr.worker.v1.WantedProcess.action:type_name -> helmr.worker.v1.WantedProcess.Action
+	34, // 19: helmr.worker.v1.ObservedCommand.exit:type_name -> helmr.worker.v1.CommandExit
+	3,  // 20: helmr.worker.v1.CommandExit.end:type_name -> helmr.worker.v1.CommandExit.End
+	4,  // 21: helmr.worker.v1.WantedCommand.action:type_name -> helmr.worker.v1.WantedCommand.Action
+	38, // 22: helmr.worker.v1.ResolveSecretsResponse.variables:type_name -> helmr.worker.v1.SecretVariable
+	39, // 23: helmr.worker.v1.ResolveSecretsResponse.files:type_name -> helmr.worker.v1.SecretFile
+	41, // 24: helmr.worker.v1.StoreOutputRequest.output:type_name -> helmr.worker.v1.Output
+	43, // 25: helmr.worker.v1.StoreOutputResponse.stored:type_name -> helmr.worker.v1.StoredOutput
+	45, // 26: helmr.worker.v1.ReportNetworkRequest.attempts:type_name -> helmr.worker.v1.NetworkAttempt
+	5,  // 27: helmr.worker.v1.WorkerService.Register:input_type -> helmr.worker.v1.RegisterRequest
+	7,  // 28: helmr.worker.v1.WorkerService.Heartbeat:input_type -> helmr.worker.v1.HeartbeatRequest
+	13, // 29: helmr.worker.v1.WorkerService.Watch:input_type -> helmr.worker.v1.WatchRequest
+	15, // 30: helmr.worker.v1.WorkerService.Exchange:input_type -> helmr.worker.v1.ExchangeRequest
+	29, // 31: helmr.worker.v1.WorkerService.PublishSave:input_type -> helmr.worker.v1.PublishSaveRequest
+	31, // 32: helmr.worker.v1.WorkerService.PublishCapture:input_type -> helmr.worker.v1.PublishCaptureRequest
+	36, // 33: helmr.worker.v1.WorkerService.ResolveSecrets:input_type -> helmr.worker.v1.ResolveSecretsRequest
+	40, // 34: helmr.worker.v1.WorkerService.StoreOutput:input_type -> helmr.worker.v1.StoreOutputRequest
+	44, // 35: helmr.worker.v1.WorkerService.ReportNetwork:input_type -> helmr.worker.v1.ReportNetworkRequest
+	10, // 36: helmr.worker.v1.WorkerService.Control:input_type -> helmr.worker.v1.ControlRequest
+	6,  // 37: helmr.worker.v1.WorkerService.Register:output_type -> helmr.worker.v1.RegisterResponse
+	9,  // 38: helmr.worker.v1.WorkerService.Heartbeat:output_type -> helmr.worker.v1.HeartbeatResponse
+	14, // 39: helmr.worker.v1.WorkerService.Watch:output_type -> helmr.worker.v1.WatchResponse
+	19, // 40: helmr.worker.v1.WorkerService.Exchange:output_type -> helmr.worker.v1.ExchangeResponse
+	30, // 41: helmr.worker.v1.WorkerService.PublishSave:output_type -> helmr.worker.v1.PublishSaveResponse
+	32, // 42: helmr.worker.v1.WorkerService.PublishCapture:output_type -> helmr.worker.v1.PublishCaptureResponse
+	37, // 43: helmr.worker.v1.WorkerService.ResolveSecrets:output_type -> helmr.worker.v1.ResolveSecretsResponse
+	42, // 44: helmr.worker.v1.WorkerService.StoreOutput:output_type -> helmr.worker.v1.StoreOutputResponse
+	46, // 45: helmr.worker.v1.WorkerService.ReportNetwork:output_type -> helmr.worker.v1.ReportNetworkResponse
+	11, // 46: helmr.worker.v1.WorkerService.Control:output_type -> helmr.worker.v1.ControlResponse
+	37, // [37:47] is the sub-list for method output_type
+	27, // [27:37] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_internal_worker_proto_worker_proto_init() }
@@ -3285,8 +3579,8 @@ func file_internal_worker_proto_worker_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_worker_proto_worker_proto_rawDesc), len(file_internal_worker_proto_worker_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   39,
+			NumEnums:      5,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -59,11 +59,14 @@ const (
 	// WorkerServiceReportNetworkProcedure is the fully-qualified name of the WorkerService's
 	// ReportNetwork RPC.
 	WorkerServiceReportNetworkProcedure = "/helmr.worker.v1.WorkerService/ReportNetwork"
+	// WorkerServiceControlProcedure is the fully-qualified name of the WorkerService's Control RPC.
+	WorkerServiceControlProcedure = "/helmr.worker.v1.WorkerService/Control"
 )
 
 // WorkerServiceClient is a client for the helmr.worker.v1.WorkerService service.
 type WorkerServiceClient interface {
-	// Register makes this Worker known, or known again under its name and secret.
+	// Register enrolls this Worker with a token, or makes it known again under its name and secret. A lost Worker has
+	// nothing of its Computers any more when it enrolls again.
 	Register(context.Context, *proto.RegisterRequest) (*proto.RegisterResponse, error)
 	// Heartbeat keeps the Worker's leases. A Worker without an answer for too long stops its Computers.
 	Heartbeat(context.Context, *proto.HeartbeatRequest) (*proto.HeartbeatResponse, error)
@@ -83,6 +86,8 @@ type WorkerServiceClient interface {
 	StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error)
 	// ReportNetwork says what a Computer tried on its network lately: all that is remembered, so repeating it does no harm.
 	ReportNetwork(context.Context, *proto.ReportNetworkRequest) (*proto.ReportNetworkResponse, error)
+	// Control shows the Worker to its own machine, and drains or activates it.
+	Control(context.Context, *proto.ControlRequest) (*proto.ControlResponse, error)
 }
 
 // NewWorkerServiceClient constructs a client for the helmr.worker.v1.WorkerService service. By
@@ -150,6 +155,12 @@ func NewWorkerServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(workerServiceMethods.ByName("ReportNetwork")),
 			connect.WithClientOptions(opts...),
 		),
+		control: connect.NewClient[proto.ControlRequest, proto.ControlResponse](
+			httpClient,
+			baseURL+WorkerServiceControlProcedure,
+			connect.WithSchema(workerServiceMethods.ByName("Control")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -164,6 +175,7 @@ type workerServiceClient struct {
 	resolveSecrets *connect.Client[proto.ResolveSecretsRequest, proto.ResolveSecretsResponse]
 	storeOutput    *connect.Client[proto.StoreOutputRequest, proto.StoreOutputResponse]
 	reportNetwork  *connect.Client[proto.ReportNetworkRequest, proto.ReportNetworkResponse]
+	control        *connect.Client[proto.ControlRequest, proto.ControlResponse]
 }
 
 // Register calls helmr.worker.v1.WorkerService.Register.
@@ -247,9 +259,19 @@ func (c *workerServiceClient) ReportNetwork(ctx context.Context, req *proto.Repo
 	return nil, err
 }
 
+// Control calls helmr.worker.v1.WorkerService.Control.
+func (c *workerServiceClient) Control(ctx context.Context, req *proto.ControlRequest) (*proto.ControlResponse, error) {
+	response, err := c.control.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // WorkerServiceHandler is an implementation of the helmr.worker.v1.WorkerService service.
 type WorkerServiceHandler interface {
-	// Register makes this Worker known, or known again under its name and secret.
+	// Register enrolls this Worker with a token, or makes it known again under its name and secret. A lost Worker has
+	// nothing of its Computers any more when it enrolls again.
 	Register(context.Context, *proto.RegisterRequest) (*proto.RegisterResponse, error)
 	// Heartbeat keeps the Worker's leases. A Worker without an answer for too long stops its Computers.
 	Heartbeat(context.Context, *proto.HeartbeatRequest) (*proto.HeartbeatResponse, error)
@@ -269,6 +291,8 @@ type WorkerServiceHandler interface {
 	StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error)
 	// ReportNetwork says what a Computer tried on its network lately: all that is remembered, so repeating it does no harm.
 	ReportNetwork(context.Context, *proto.ReportNetworkRequest) (*proto.ReportNetworkResponse, error)
+	// Control shows the Worker to its own machine, and drains or activates it.
+	Control(context.Context, *proto.ControlRequest) (*proto.ControlResponse, error)
 }
 
 // NewWorkerServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -332,6 +356,12 @@ func NewWorkerServiceHandler(svc WorkerServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(workerServiceMethods.ByName("ReportNetwork")),
 		connect.WithHandlerOptions(opts...),
 	)
+	workerServiceControlHandler := connect.NewUnaryHandlerSimple(
+		WorkerServiceControlProcedure,
+		svc.Control,
+		connect.WithSchema(workerServiceMethods.ByName("Control")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/helmr.worker.v1.WorkerService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case WorkerServiceRegisterProcedure:
@@ -352,6 +382,8 @@ func NewWorkerServiceHandler(svc WorkerServiceHandler, opts ...connect.HandlerOp
 			workerServiceStoreOutputHandler.ServeHTTP(w, r)
 		case WorkerServiceReportNetworkProcedure:
 			workerServiceReportNetworkHandler.ServeHTTP(w, r)
+		case WorkerServiceControlProcedure:
+			workerServiceControlHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -395,4 +427,8 @@ func (UnimplementedWorkerServiceHandler) StoreOutput(context.Context, *proto.Sto
 
 func (UnimplementedWorkerServiceHandler) ReportNetwork(context.Context, *proto.ReportNetworkRequest) (*proto.ReportNetworkResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("helmr.worker.v1.WorkerService.ReportNetwork is not implemented"))
+}
+
+func (UnimplementedWorkerServiceHandler) Control(context.Context, *proto.ControlRequest) (*proto.ControlResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("helmr.worker.v1.WorkerService.Control is not implemented"))
 }
