@@ -80,7 +80,7 @@ func TestBadProjectsAreRefused(t *testing.T) {
 		"triggers":      {[]string{module, agentWith(`triggers: [triggers.cron("t", "0 8 * * 1", { timezone: "UTC", input: [] })]`)}, []string{module, `agent "one"`, "triggers", "not supported"}},
 		"prepare":       {[]string{module, templateWith(`prepareNetwork: { blockAll: true }`)}, []string{module, `template "other"`, "prepareNetwork is given without prepare"}},
 		"refresh":       {[]string{module, templateWith(`refresh: { every: "often" }`)}, []string{module, `template "other"`, "refresh.every"}},
-		"delete unused": {[]string{module, templateWith(`deleteAfterUnused: "30d"`)}, []string{module, `template "other"`, "deleteAfterUnused"}},
+		"delete unused": {[]string{module, templateWith(`deleteAfterUnused: "soon"`)}, []string{module, `template "other"`, "deleteAfterUnused"}},
 		"secrets":       {[]string{module, templateWith(`secrets: [{ secret: "T", env: { name: "T", mode: "protected", allowedOrigins: ["https://a.example.com"] } }]`)}, []string{module, `template "other"`, "secrets", "protected"}},
 		"task":          {[]string{module, "import { task } from '@helmr/sdk'\nexport const t = task({ id: 't' })"}, []string{module + ":2:18", "task()"}},
 

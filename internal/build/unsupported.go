@@ -34,7 +34,6 @@ var (
 			`Leave the binding out, or use mode "raw" or a file`},
 		{`secrets with mode "protected"`, func(t templateDefinition) bool { return binding.CheckSupported("secrets", t.Secrets) != nil },
 			`Leave the binding out, or use mode "raw" or a file if the Computer may see the value`},
-		{"deleteAfterUnused", func(t templateDefinition) bool { return t.DeleteAfterUnusedMs != nil }, `Leave it out or write "never"`},
 	}
 )
 

@@ -113,7 +113,7 @@ func TestSpec_13_06_BrokenRulesAreRefused(t *testing.T) {
 		"zero period":      {func(m *Manifest) { m.Plan.Agents[0].CloseAfterIdleMs = number(0) }, "close_after_idle_ms"},
 		"inexact period":   {func(m *Manifest) { m.Plan.Agents[0].MaxTurnDurationMs = number(1<<53 + 1) }, "max_turn_duration_ms"},
 		"hibernation":      {func(m *Manifest) { m.Plan.Agents[0].HibernateAfterIdleMs = number(0) }, "hibernate_after_idle_ms"},
-		"template unused":  {func(m *Manifest) { m.Plan.Templates[0].DeleteAfterUnusedMs = number(1) }, "delete_after_unused_ms"},
+		"template unused":  {func(m *Manifest) { m.Plan.Templates[0].DeleteAfterUnusedMs = number(0) }, "delete_after_unused_ms"},
 		"no cpu":           {func(m *Manifest) { m.Plan.Templates[0].Resources.MilliCPU = 0 }, "milli_cpu"},
 		"negative disk":    {func(m *Manifest) { m.Plan.Templates[0].Resources.DiskMiB = number(-1) }, "disk_mib"},
 		"image missing":    {func(m *Manifest) { m.TemplateImages = m.TemplateImages[:1] }, "templateImages"},

@@ -279,8 +279,8 @@ func (t *Template) validate(field string) error {
 	if err := t.validatePreparation(field); err != nil {
 		return err
 	}
-	if t.DeleteAfterUnusedMs != nil {
-		return bad(field+".delete_after_unused_ms", "must be null: this version of helmr cannot delete unused Computers yet")
+	if !validNumber(t.DeleteAfterUnusedMs) {
+		return bad(field+".delete_after_unused_ms", "must be a positive whole number")
 	}
 	return nil
 }
