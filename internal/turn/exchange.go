@@ -240,7 +240,7 @@ func (x *exchange) stopped() error {
 // for certain; why, if known, is for people.
 func (w *work) lost(proven bool, why string) error {
 	for _, u := range w.units {
-		if err := w.lostSession(u); err != nil {
+		if err := w.lostSession(u, why); err != nil {
 			return err
 		}
 	}
@@ -252,15 +252,18 @@ func (w *work) lost(proven bool, why string) error {
 	return w.c.Lost(w.tx, w.now)
 }
 
-func (w *work) lostSession(u *unit) error {
+func (w *work) lostSession(u *unit, why string) error {
 	u.lost = true
+	if why = message(why, ""); why != "" {
+		why = ": " + why
+	}
 	unfinished := u.head != nil
 	if u.busy() {
-		if err := w.end(u, Interrupted, CodeComputerLost, "the Computer was lost while the Turn ran"); err != nil {
+		if err := w.end(u, Interrupted, CodeComputerLost, "the Computer was lost while the Turn ran"+why); err != nil {
 			return err
 		}
 	} else if u.head != nil && u.head.Status == Finalizing {
-		if err := w.end(u, Interrupted, CodeSaveLost, "the Computer was lost before the Turn's Save was published"); err != nil {
+		if err := w.end(u, Interrupted, CodeSaveLost, "the Computer was lost before the Turn's Save was published"+why); err != nil {
 			return err
 		}
 	}

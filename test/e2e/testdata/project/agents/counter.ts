@@ -41,6 +41,10 @@ export const counter = agent({
       case "write":
         writeFileSync("/work/note", words[1] ?? "")
         break
+      case "eat": {
+        const eaten: Buffer[] = []
+        for (;;) eaten.push(Buffer.alloc(16 * 1024 * 1024, 1))
+      }
       case "busy":
         for (;;) {
           // never gives the event loop back
