@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"helmr.dev/helmr/internal/egress/policy"
 )
 
 // listen binds resolver and proxies in the gateway's namespace.
@@ -83,6 +85,7 @@ func (l *admitted) Accept() (net.Conn, error) {
 		}
 		give, ok := take(c.connections)
 		if !ok {
+			c.attempts.add(Attempt{Kind: "tcp", Reason: policy.ReasonLimit})
 			reset(tcp)
 			continue
 		}

@@ -87,24 +87,41 @@ func expected(line string) bool {
 
 // packet sends an IPv4 packet with any header through the Computer's device.
 func (u *guest) packet(protocol byte, src, dst string, payload []byte) error {
-	h := make([]byte, 20)
-	h[0], h[8], h[9] = 0x45, 64, protocol
-	binary.BigEndian.PutUint16(h[2:], uint16(20+len(payload)))
+	return u.ipPacket(protocol, src, dst, 0, nil, payload)
+}
+
+// ipPacket is packet with flags and place of a fragment, and with options, a multiple of four bytes.
+func (u *guest) ipPacket(protocol byte, src, dst string, fragment uint16, options, payload []byte) error {
+	return u.frame(unix.ETH_P_IP, gatewayMAC, ipv4Packet(protocol, src, dst, fragment, options, payload))
+}
+
+func ipv4Packet(protocol byte, src, dst string, fragment uint16, options, payload []byte) []byte {
+	h := make([]byte, 20, 20+len(options)+len(payload))
+	h[0], h[8], h[9] = 0x45+byte(len(options)/4), 64, protocol
+	binary.BigEndian.PutUint16(h[2:], uint16(20+len(options)+len(payload)))
+	binary.BigEndian.PutUint16(h[4:], 4711)
+	binary.BigEndian.PutUint16(h[6:], fragment)
 	copy(h[12:], netip.MustParseAddr(src).AsSlice())
 	copy(h[16:], netip.MustParseAddr(dst).AsSlice())
+	h = append(h, options...)
 	sum := uint32(0)
-	for i := 0; i < 20; i += 2 {
+	for i := 0; i < len(h); i += 2 {
 		sum += uint32(binary.BigEndian.Uint16(h[i:]))
 	}
 	for sum > 0xffff {
 		sum = sum>>16 + sum&0xffff
 	}
 	binary.BigEndian.PutUint16(h[10:], ^uint16(sum))
-	return u.frame(unix.ETH_P_IP, gatewayMAC, append(h, payload...))
+	return append(h, payload...)
 }
 
 // frame sends an Ethernet frame: what a program that broke out of its sandbox's kernel can do at most.
 func (u *guest) frame(kind uint16, to net.HardwareAddr, payload []byte) error {
+	return u.frameFrom(nil, kind, to, payload)
+}
+
+// frameFrom is frame in the name of another device; nil is its own.
+func (u *guest) frameFrom(from net.HardwareAddr, kind uint16, to net.HardwareAddr, payload []byte) error {
 	return inside(u.ns, func() error {
 		d, err := net.InterfaceByName("eth0")
 		if err != nil {
@@ -115,7 +132,10 @@ func (u *guest) frame(kind uint16, to net.HardwareAddr, payload []byte) error {
 			return err
 		}
 		defer unix.Close(fd)
-		frame := append(append(append([]byte{}, to...), d.HardwareAddr...), byte(kind>>8), byte(kind))
+		if from == nil {
+			from = d.HardwareAddr
+		}
+		frame := append(append(append([]byte{}, to...), from...), byte(kind>>8), byte(kind))
 		return unix.Sendto(fd, append(frame, payload...), 0, &unix.SockaddrLinklayer{Ifindex: d.Index, Halen: 6})
 	})
 }
