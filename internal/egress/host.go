@@ -205,12 +205,14 @@ func (g *Gateway) hostRules(st hostState, devices []string) error {
 	}
 	t := &nftables.Table{Family: nftables.TableFamilyIPv4, Name: g.names.gateway}
 	c.AddTable(t)
-	c.DelTable(t)
-	c.AddTable(t)
 	accept := nftables.ChainPolicyAccept
 	early := nftables.ChainPriorityRef(-10)
 	base := func(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority) *nftables.Chain {
-		return c.AddChain(&nftables.Chain{Table: t, Name: name, Type: kind, Hooknum: hook, Priority: priority, Policy: &accept})
+		// The chain stays, and its rules are exchanged at once: a new chain beside an old one would, for a moment of some
+		// packets, leave both without rules.
+		chain := c.AddChain(&nftables.Chain{Table: t, Name: name, Type: kind, Hooknum: hook, Priority: priority, Policy: &accept})
+		c.FlushChain(chain)
+		return chain
 	}
 	arrive := base("arrive", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle)
 	input := base("input", nftables.ChainTypeFilter, nftables.ChainHookInput, early)

@@ -1,10 +1,18 @@
 package egress
 
 import (
+	"math/rand/v2"
+	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/nftables"
+	"github.com/miekg/dns"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"helmr.dev/helmr/internal/egress/policy"
 )
@@ -72,4 +80,176 @@ func TestLeftoversAreSwept(t *testing.T) {
 	if _, err := l.g.inner.LinkByName("c1"); !missing(err) {
 		t.Errorf("its link is left: %v", err)
 	}
+}
+
+// While the process that serves dies and comes back, again and again, nothing that is refused gets through: rules are
+// the kernel's, and are replaced in one transaction.
+func TestSpec_09_17_Rules_Have_No_Gap(t *testing.T) {
+	t.Parallel()
+	l := setup(t)
+	u, o := l.computer(allowlist), l.computer(`{"blockAll":false}`)
+	unwanted := []string{metadataIP, corpIP, blockedIP, lanIP}
+	l.sniff(l.internet, "eth0", "wire", func(line string) bool {
+		f := strings.Fields(line)
+		return !slices.ContainsFunc(unwanted, func(dst string) bool { return len(f) == 5 && f[3] == dst }) && !strings.HasSuffix(line, " 53")
+	})
+	l.sniff(l.lan, "eth0", "lan wire", func(string) bool { return false })
+	stop, done := make(chan struct{}), make(chan int)
+	for _, g := range []*guest{u, o} {
+		own := l.g.computers[g.id].address().String()
+		targets := unwanted
+		if g == u {
+			targets = append([]string{otherIP, allowedIP}, unwanted...)
+		}
+		fd, to := g.rawSocket()
+		go func() {
+			sent := 0
+			defer func() { done <- sent }()
+			for {
+				for _, dst := range targets {
+					for _, port := range []int{123, 443, 5353} {
+						frame := slices.Concat(gatewayMAC, gatewayMAC, []byte{8, 0}, ipv4Packet(17, own, dst, 0, nil, udpPayload(port, "gap of "+g.id)))
+						if err := unix.Sendto(fd, frame, 0, to); err == nil {
+							sent++
+						}
+					}
+				}
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		}()
+	}
+	for range 15 {
+		l.must(l.g.shut()) // as a process that is killed: nothing is put in order
+		l.open()
+	}
+	close(stop)
+	for range 2 {
+		if sent := <-done; sent < 1000 {
+			t.Errorf("only %d packets were tried", sent)
+		}
+	}
+	if bad := lines(l.seen.all(), "gap of "+u.id, "wire:"); len(bad) > 0 {
+		t.Errorf("something arrived:\n%s", strings.Join(bad[:min(10, len(bad))], "\n"))
+	}
+	if got, err := o.udp(otherIP+":123", "control"); err != nil || got != "control" {
+		t.Errorf("control: %q, %v", got, err)
+	}
+	if got, err := u.tls(allowedIP+":443", "allowed.example"); err != nil || !strings.HasPrefix(got, allowedIP) {
+		t.Errorf("control: %q, %v", got, err)
+	}
+}
+
+// Nothing of a Computer's network outlives it, and who gets its address later inherits nothing.
+func TestSpec_09_17_Rules_Vanish_With_The_Computer(t *testing.T) {
+	t.Parallel()
+	l := setup(t)
+	stays := l.computer(allowlist)
+	for _, p := range []string{allowlist, `{"blockAll":false}`} {
+		u := l.computer(p)
+		c := l.g.computers[u.id]
+		_, _ = u.udp(otherIP+":123", "flow")
+		l.must(l.g.Remove(u.id))
+		if names, err := namespacesWith(c.namespace); err != nil || len(names) > 0 {
+			t.Errorf("its namespace is left: %v, %v", names, err)
+		}
+		if _, err := l.g.inner.LinkByName(c.link()); !missing(err) {
+			t.Errorf("its link is left: %v", err)
+		}
+		if _, err := os.Stat(l.g.recordPath(u.id)); !os.IsNotExist(err) {
+			t.Errorf("its record is left: %v", err)
+		}
+		if list, _ := l.g.Attempts(u.id); list != nil || l.g.at(c.address()) != nil {
+			t.Error("the gateway remembers it")
+		}
+		conn, err := l.g.rules.conn()
+		l.must(err)
+		for set, what := range map[*nftables.Set]string{l.g.rules.members: "members", l.g.rules.listed: "listed", l.g.rules.open: "open"} {
+			elements, err := conn.GetSetElements(set)
+			l.must(err)
+			for _, e := range elements {
+				if strings.HasPrefix(string(e.Key), c.link()+"\x00") {
+					t.Errorf("it is left in the set %s", what)
+				}
+			}
+		}
+		flows, err := l.g.inner.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		l.must(err)
+		for _, f := range flows {
+			if f.Forward.SrcIP.String() == c.address().String() {
+				t.Errorf("a connection is left: %s", f)
+			}
+		}
+	}
+	if got, err := stays.tls(allowedIP+":443", "allowed.example"); err != nil || !strings.HasPrefix(got, allowedIP) {
+		t.Errorf("the one that stays: %q, %v", got, err)
+	}
+}
+
+// What is named as the installation's own is denied under every policy, also when it is public, is named by an entry, or
+// lies in a business range.
+func TestSpec_21_06_The_Installation_Is_Denied(t *testing.T) {
+	t.Parallel()
+	l := setup(t)
+	l.must(l.g.Close())
+	l.cfg.Blocked = append(l.cfg.Blocked, netip.MustParsePrefix(otherIP+"/32"), netip.MustParsePrefix(corpIP+"/32")) // a server, a database
+	l.open()
+	l.records["server.example"] = []string{otherIP}
+	u := l.computer(`{"allowDomains":["server.example","allowed.example",{"domain":"git.corp.example","ipRanges":["10.20.0.0/16"]}]}`)
+	o := l.computer(`{"blockAll":false}`)
+	u.shut([]attack{
+		dnsAttack("server.example", dns.TypeA), tlsAttack(otherIP+":443", "server.example"), dnsAttack("git.corp.example", dns.TypeA),
+		tlsAttack(corpIP+":443", "git.corp.example"), httpAttack("to a server", "GET / HTTP/1.1\r\nHost: server.example\r\nConnection: close\r\n\r\n"),
+	})
+	o.shut([]attack{dialAttack("tcp4", otherIP+":8080"), dialAttack("tcp4", corpIP+":8080"), udpAttack(otherIP + ":123"), dnsAttack("server.example", dns.TypeA)})
+	l.awaitAttempt(u.id, "server.example invalid AddrPort destination_denied")
+	if got, err := u.tls(otherIP+":443", "allowed.example"); err != nil || !strings.HasPrefix(got, allowedIP) {
+		t.Errorf("control: %q, %v", got, err)
+	}
+}
+
+func TestAllButIsTheRest(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 3))
+	for range 2000 {
+		var list []netip.Prefix
+		for range r.IntN(6) {
+			list = append(list, netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(r.IntN(4)) * 85, byte(r.IntN(2)), 0, byte(r.IntN(3))}), r.IntN(33)).Masked())
+		}
+		elements := allBut(list)
+		has := func(a netip.Addr) (inside bool) {
+			for _, e := range elements {
+				if slices.Compare(e.Key, a.AsSlice()) <= 0 {
+					inside = !e.IntervalEnd
+				}
+			}
+			return inside
+		}
+		points := []netip.Addr{netip.IPv4Unspecified(), netip.MustParseAddr("255.255.255.255"), netip.MustParseAddr("85.1.0.1")}
+		for _, p := range list {
+			for _, a := range []netip.Addr{p.Addr(), p.Addr().Prev(), lastAddress(p), lastAddress(p).Next()} {
+				if a.IsValid() && a.Is4() {
+					points = append(points, a)
+				}
+			}
+		}
+		for _, a := range points {
+			denied := slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
+			if has(a) == denied {
+				t.Fatalf("seed %d: %s, with %v denied: %v", seed, a, list, elements)
+			}
+		}
+	}
+}
+
+func lastAddress(p netip.Prefix) netip.Addr {
+	b := p.Addr().As4()
+	for bit := p.Bits(); bit < 32; bit++ {
+		b[bit/8] |= 1 << (7 - bit%8)
+	}
+	return netip.AddrFrom4(b)
 }

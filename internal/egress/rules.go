@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -39,7 +40,7 @@ type rules struct {
 	members *nftables.Set // interface and source address of every Computer: what does not match is dropped
 	listed  *nftables.Set // interfaces of Computers with an allowlist
 	open    *nftables.Set // interfaces of Computers with an open policy
-	denied  *nftables.Set // destinations denied under every policy
+	public  *nftables.Set // destinations that no rule of the installation denies: what is not in it is refused
 	flows   *nftables.Set // connections counted by interface
 	local   *nftables.Set
 	asked   *nftables.Set // rate of DNS questions by interface
@@ -57,8 +58,8 @@ func newRules(ns *os.File) *rules {
 	r.members = set("members", nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr))
 	r.members.Concatenation = true
 	r.listed, r.open = set("listed", nftables.TypeIFName), set("open", nftables.TypeIFName)
-	r.denied = set("denied", nftables.TypeIPAddr)
-	r.denied.Interval = true
+	r.public = set("public", nftables.TypeIPAddr)
+	r.public.Interval = true
 	r.flows, r.local, r.asked = set("flows", nftables.TypeIFName), set("local", nftables.TypeIFName), set("asked", nftables.TypeIFName)
 	r.refused, r.passed = set("refused", nftables.TypeIFName), set("passed", nftables.TypeIFName)
 	for _, s := range r.dynamic() {
@@ -110,12 +111,12 @@ func (r *rules) replace(computers []*computer, denied []netip.Prefix) error {
 	for name, hook := range map[string]*nftables.ChainHook{"input": nftables.ChainHookInput, "forward": nftables.ChainHookForward, "output": nftables.ChainHookOutput} {
 		c.AddChain(&nftables.Chain{Table: six, Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: nftables.ChainPriorityFilter, Policy: &drop})
 	}
-	for _, s := range append(r.dynamic(), r.members, r.listed, r.open, r.denied) {
+	for _, s := range append(r.dynamic(), r.members, r.listed, r.open, r.public) {
 		if err := c.AddSet(s, nil); err != nil {
 			return fmt.Errorf("add nftables set: %w", err)
 		}
 	}
-	if err := c.SetAddElements(r.denied, intervals(denied)); err != nil {
+	if err := c.SetAddElements(r.public, allBut(denied)); err != nil {
 		return fmt.Errorf("add nftables elements: %w", err)
 	}
 	for _, m := range computers {
@@ -172,16 +173,19 @@ func (r *rules) chains(c *nftables.Conn) {
 
 	rule(forward, state(expr.CtStateBitINVALID), verdict(expr.VerdictDrop))
 	rule(forward, interfaceIs(expr.MetaKeyIIFNAME, uplinkInside), state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictAccept))
-	rule(forward, destination(1), in(r.denied, 1), jump(refuse))
+	// A set that is being replaced is empty for a moment, so what it does not have is refused, never let through. What
+	// goes on already is then only dropped: it is sent again.
 	open := slices.Concat(load(expr.MetaKeyIIFNAME, 1), in(r.open, 1), interfaceIs(expr.MetaKeyOIFNAME, uplinkInside))
-	rule(forward, open, state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictAccept))
-	rule(forward, open, overCount(r.flows, maxFlows), jump(exceed))
+	public := slices.Concat(destination(1), in(r.public, 1))
+	rule(forward, open, state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), public, verdict(expr.VerdictAccept))
+	rule(forward, open, state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictDrop))
+	rule(forward, open, public, overCount(r.flows, maxFlows), jump(exceed))
 	if r.notes {
-		rule(forward, open, note(r.passed, notePassed))
+		rule(forward, open, public, note(r.passed, notePassed))
 		rule(refuse, note(r.refused, noteRefused))
 		rule(exceed, note(r.refused, noteExceeded))
 	}
-	rule(forward, open, verdict(expr.VerdictAccept))
+	rule(forward, open, public, verdict(expr.VerdictAccept))
 	rule(forward, jump(refuse))
 
 	rule(output, state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictAccept))
@@ -248,8 +252,8 @@ func (r *rules) deny(list []netip.Prefix) error {
 	if err != nil {
 		return err
 	}
-	c.FlushSet(r.denied)
-	if err := c.SetAddElements(r.denied, intervals(list)); err != nil {
+	c.FlushSet(r.public)
+	if err := c.SetAddElements(r.public, allBut(list)); err != nil {
 		return fmt.Errorf("set denied destinations: %w", err)
 	}
 	if err := c.Flush(); err != nil {
@@ -258,8 +262,8 @@ func (r *rules) deny(list []netip.Prefix) error {
 	return nil
 }
 
-// intervals turns prefixes, which may overlap, into the elements of an interval set.
-func intervals(list []netip.Prefix) []nftables.SetElement {
+// allBut gives all addresses but those of prefixes, which may overlap, as the elements of an interval set.
+func allBut(list []netip.Prefix) []nftables.SetElement {
 	type span struct{ first, last uint64 } // last is the first address behind it
 	var spans []span
 	for _, p := range list {
@@ -270,21 +274,18 @@ func intervals(list []netip.Prefix) []nftables.SetElement {
 		first := uint64(binaryutil.BigEndian.Uint32(b[:]))
 		spans = append(spans, span{first, first + 1<<(32-p.Bits())})
 	}
-	slices.SortFunc(spans, func(a, b span) int { return int(int64(a.first) - int64(b.first)) })
-	var merged []span
-	for _, s := range spans {
-		if n := len(merged); n > 0 && s.first <= merged[n-1].last {
-			merged[n-1].last = max(merged[n-1].last, s.last)
-			continue
-		}
-		merged = append(merged, s)
-	}
+	slices.SortFunc(spans, func(a, b span) int { return cmp.Compare(a.first, b.first) })
+	const end = 1 << 32
 	var out []nftables.SetElement
-	for _, s := range merged {
-		out = append(out, nftables.SetElement{Key: binaryutil.BigEndian.PutUint32(uint32(s.first))})
-		if s.last < 1<<32 {
-			out = append(out, nftables.SetElement{Key: binaryutil.BigEndian.PutUint32(uint32(s.last)), IntervalEnd: true})
+	at := uint64(0)
+	for _, s := range append(spans, span{end, end}) {
+		if s.first > at {
+			out = append(out, nftables.SetElement{Key: binaryutil.BigEndian.PutUint32(uint32(at))})
+			if s.first < end {
+				out = append(out, nftables.SetElement{Key: binaryutil.BigEndian.PutUint32(uint32(s.first)), IntervalEnd: true})
+			}
 		}
+		at = max(at, s.last)
 	}
 	return out
 }

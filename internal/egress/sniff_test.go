@@ -140,6 +140,21 @@ func (u *guest) frameFrom(from net.HardwareAddr, kind uint16, to net.HardwareAdd
 	})
 }
 
+// rawSocket opens a socket for frames on the Computer's device.
+func (u *guest) rawSocket() (fd int, to *unix.SockaddrLinklayer) {
+	u.must(inside(u.ns, func() error {
+		d, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		to = &unix.SockaddrLinklayer{Ifindex: d.Index, Halen: 6}
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		return err
+	}))
+	u.Cleanup(func() { _ = unix.Close(fd) })
+	return fd, to
+}
+
 func udpPayload(port int, text string) []byte {
 	b := make([]byte, 8, 8+len(text))
 	binary.BigEndian.PutUint16(b, 40000)
