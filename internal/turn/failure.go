@@ -2,6 +2,7 @@ package turn
 
 import (
 	"cmp"
+	"fmt"
 
 	"helmr.dev/helmr/internal/session"
 )
@@ -89,9 +90,15 @@ func (x *exchange) failed(u *unit, epoch int64, reason, why string) error {
 	if _, err := x.event(u, "", "session.process_failed", data); err != nil {
 		return err
 	}
-	if u.s.ConsecutiveFailures >= session.FailuresBeforeHold && !u.s.Terminal() && !u.held {
-		if err := x.hold(u, session.HoldProcessFailures); err != nil {
-			return err
+	if u.s.ConsecutiveFailures >= session.FailuresBeforeHold && !u.s.Terminal() {
+		own, err := session.OwnHold(x.tx, u.s.ID, session.HoldProcessFailures)
+		if err != nil {
+			return fmt.Errorf("read hold: %w", err)
+		}
+		if own == "" { // other holds are no substitute: releasing them must not send the next process
+			if err := x.hold(u, session.HoldProcessFailures); err != nil {
+				return err
+			}
 		}
 	}
 	return x.settle(u)

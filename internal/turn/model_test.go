@@ -557,7 +557,7 @@ func (m *model) exited(s *mSession) {
 	} else {
 		s.failures++
 		s.emit("session.process_failed %d %s %d", p.epoch, failure, s.failures)
-		if s.failures >= 3 && !s.terminal() && !s.held() {
+		if s.failures >= 3 && !s.terminal() && !slices.ContainsFunc(s.holds, func(h *mHold) bool { return h.reason == "process_failures" }) {
 			m.hold(s, "process_failures")
 		}
 	}

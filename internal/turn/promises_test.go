@@ -634,3 +634,52 @@ func TestSpec_09_24_AComputerSelectsItsTemplatesView(t *testing.T) {
 		}
 	})
 }
+
+// Whatever else holds the Session: releasing that must not send a fourth process where three have failed.
+func TestSpec_03_22_TheThirdFailureHoldsAlsoBehindAnotherHold(t *testing.T) {
+	t.Parallel()
+	each(t, func(w *world) {
+		s := starting(w)
+		for range 2 {
+			s.dies()
+			s.h.exchange()
+			s.p = s.h.processes[s.sessionID]
+		}
+		hold := w.interrupt(s.sessionID)
+		s.dies()
+		if wrong := s.holds("interrupt", "process_failures"); wrong != "" {
+			w.t.Fatal(wrong)
+		}
+		w.resume(s.sessionID, hold)
+		if s.h.exchange(); s.h.processes[s.sessionID] != nil {
+			w.t.Fatal("a fourth process was started")
+		}
+		w.resume(s.sessionID, w.session(s.sessionID).Holds[0].ID)
+		if s.p = s.h.ready(s.sessionID); s.failures(0) != "" || s.p.turnID != s.turnID {
+			w.t.Fatalf("%s; serving %s", s.failures(0), s.p.turnID)
+		}
+	})
+}
+
+func TestSpec_04_09_AResumeWhileClosingLetsTurnsRun(t *testing.T) {
+	t.Parallel()
+	each(t, func(w *world) {
+		s := runningOf("echo")(w)
+		blocked := w.enqueue(s.sessionID, "blocked")
+		w.close(s.sessionID)
+		hold := w.interrupt(s.sessionID)
+		if w.session(s.sessionID).Status != "closing" { // the Turn still cleans up
+			w.t.Fatalf("session %+v", w.session(s.sessionID))
+		}
+		w.resume(s.sessionID, hold)
+		s.settled()
+		s.h.exchange()
+		if s.p.turnID != blocked.TurnID {
+			w.t.Fatalf("serving %s", s.p.turnID)
+		}
+		s.h.finish(s.p, "1")
+		if v := w.turn(s.sessionID, blocked.TurnID); v.Status != "completed" || w.session(s.sessionID).Status != "closed" {
+			w.t.Fatalf("turn %+v, session %s", v, w.session(s.sessionID).Status)
+		}
+	})
+}
