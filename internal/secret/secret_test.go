@@ -311,3 +311,25 @@ func TestSpec_16_09_SecretsAreListedByName(t *testing.T) {
 		}
 	})
 }
+
+func TestSpec_01_04_TheNameIsTheID(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, w *world) {
+		s := w.create(t, "Model.Key-1", "v")
+		if s.ID != "Model.Key-1" || s.Name != s.ID {
+			t.Fatalf("%+v", s)
+		}
+		w.create(t, "model.key-1", "case counts")
+		again := func() {
+			t.Helper()
+			if _, err := w.Create(t.Context(), w.env, w.by, api.SecretCreateRequest{Name: "Model.Key-1", Value: "v"}); !fault.Is(err, fault.SecretExists) {
+				t.Fatalf("the name a second time: %v", err)
+			}
+		}
+		again()
+		if _, err := w.Revoke(t.Context(), w.env, w.by, "Model.Key-1", api.SecretRevokeRequest{IdempotencyKey: "k"}); err != nil {
+			t.Fatal(err)
+		}
+		again() // a revoked one keeps it
+	})
+}

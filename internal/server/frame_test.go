@@ -113,9 +113,28 @@ func TestSpec_16_03_BodiesHaveLimits(t *testing.T) {
 	plan := w.URL + "/v1/deployment-bundles/upload-plan"
 	ask(t, w.Key, http.MethodPost, plan, pad("{}", 16<<20+1)).want(t, http.StatusRequestEntityTooLarge, "request_too_large")
 	ask(t, w.Key, http.MethodPost, plan, pad("{}", 16<<20)).want(t, http.StatusBadRequest, "bad_request")
+	// The general limit is met by what is announced, before anything of the body is read.
+	big, _ := http.NewRequest(http.MethodPost, w.URL+"/v1/sessions", io.LimitReader(zeros{}, 128<<20+1))
+	big.ContentLength = 128<<20 + 1
+	big.Header.Set("Authorization", "Bearer "+w.Key)
+	big.Header.Set("Content-Type", "application/json")
+	if res, err = http.DefaultClient.Do(big); err != nil {
+		t.Fatal(err)
+	}
+	_ = res.Body.Close()
+	if res.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Errorf("above the general limit: %s", res.Status)
+	}
+	padded := pad(`{"agent":"mine","input":`+hello+`}`, 65<<20) // more than any other call may have
+	ask(t, w.Key, http.MethodPost, w.URL+"/v1/sessions", padded).want(t, http.StatusOK, "")
 	object := w.URL + "/v1/deployment-bundles/objects/" + w.mine["digest"] + "?size=4294967297"
 	ask(t, w.Key, http.MethodPut, object, "").want(t, http.StatusRequestEntityTooLarge, "request_too_large")
 }
+
+// zeros never end.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
 func TestSpec_16_04_MethodsAndPaths(t *testing.T) {
 	t.Parallel()

@@ -8,6 +8,8 @@ import (
 
 	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/fault"
+	"helmr.dev/helmr/internal/session"
+	workerpb "helmr.dev/helmr/internal/worker/proto"
 )
 
 // family is a root with a child on another Computer and a grandchild on the root's, each with a running Turn; stranger is
@@ -261,5 +263,44 @@ func TestSpec_04_13_ControlsOnTerminalSessions(t *testing.T) {
 				w.t.Error("it changed something")
 			}
 		}
+	})
+}
+
+func TestSpec_04_06_HoldsAreThoseInEffect(t *testing.T) {
+	t.Parallel()
+	each(t, func(w *world) {
+		r := w.create("echo", "root")
+		child, _ := w.child(r.SessionID)
+		grandchild, _ := w.child(child)
+		check := func(sessionID string, want ...string) {
+			t.Helper()
+			var got []string
+			for _, h := range w.session(sessionID).Holds {
+				got = append(got, fmt.Sprintf("%s/%s/%s", h.Reason, h.Scope, map[string]string{r.SessionID: "root", child: "child", grandchild: "grandchild"}[h.SessionID]))
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, want) {
+				t.Errorf("holds %v, want %v", got, want)
+			}
+			page, err := w.sessions.List(w.t.Context(), w.env, session.Filter{Limit: 10})
+			w.must(err)
+			for _, s := range page.Sessions { // lists say the same
+				if s.ID == sessionID && len(s.Holds) != len(want) {
+					t.Errorf("in a list: %+v", s.Holds)
+				}
+			}
+		}
+		check(r.SessionID)
+		root := w.interrupt(r.SessionID)
+		h := w.place(r.SessionID) // nothing may run; the loss of the Computer places local holds
+		h.phase = workerpb.Phase_PHASE_LOST
+		h.exchange()
+		w.interrupt(child)
+		check(r.SessionID, "computer_lost/local/root", "interrupt/subtree/root")
+		check(child, "computer_lost/local/child", "interrupt/subtree/child", "interrupt/subtree/root") // the root's local one is its own
+		check(grandchild, "computer_lost/local/grandchild", "interrupt/subtree/child", "interrupt/subtree/root")
+		w.resume(r.SessionID, root)
+		check(r.SessionID, "computer_lost/local/root")
+		check(grandchild, "computer_lost/local/grandchild", "interrupt/subtree/child")
 	})
 }

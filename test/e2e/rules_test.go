@@ -14,12 +14,16 @@ import (
 // one helmr; none of it depends on the database.
 func TestRules(t *testing.T) {
 	h := start(t, db.SQLite)
+	if _, err := h.CreateSecret(t.Context(), api.SecretCreateRequest{Name: "MODEL_KEY", Value: "sk-of-a-model"}); err != nil {
+		t.Fatal(err)
+	}
 	h.deploy("testdata/rules")
 	t.Run("Spec_01_11_SessionsShareFilesNetworkAndRights", func(t *testing.T) { sharing(t, h) })
 	t.Run("Spec_01_12_ComputersAreApart", func(t *testing.T) { apart(t, h) })
 	t.Run("Spec_03_21_KillingTheTreeIsContainment", func(t *testing.T) { containment(t, h) })
 	t.Run("Spec_03_24_AHarnessRunsAsItIs", func(t *testing.T) { unmodified(t, h) })
 	t.Run("Spec_03_25_BackgroundWorkOutlivesATurn", func(t *testing.T) { background(t, h) })
+	t.Run("Spec_03_26_ModelKeysReachAHarness", func(t *testing.T) { modelKey(t, h) })
 	t.Run("Spec_08_07_CommandsHaveScopesOfTheirOwn", func(t *testing.T) { privateScopes(t, h) })
 	t.Run("Spec_08_11_AgentCodeHasNoRightsOfHelmr", func(t *testing.T) { noRights(t, h) })
 	t.Run("Spec_18_06_WhatAProcessPrintsIsNoEvent", func(t *testing.T) { printed(t, h) })
@@ -197,6 +201,18 @@ func background(t *testing.T, h *helmr) {
 	got := h.does(r.SessionID, ask{Do: "run", Script: `node -e 'fetch("http://127.0.0.1:4711").then(async (r) => console.log(await r.text()))'`})
 	if got.Stdout != "served\n" || got.Turns < 2 {
 		t.Errorf("a later Turn gets %+v", got)
+	}
+}
+
+func modelKey(t *testing.T, h *helmr) {
+	h = with(t, h)
+	r := h.create("keyed-harness", "echo $MODEL_API_KEY $(cat /run/model/key) | rev") // not in the form that answers are searched for
+	if got := h.did(r.SessionID, r.TurnID).Said; got != "ledom-a-fo-ks ledom-a-fo-ks" {
+		t.Errorf("the harness has %q", got)
+	}
+	plain := h.create("harness", "echo ${MODEL_API_KEY:-none} $(ls /run/model 2>/dev/null)")
+	if got := h.did(plain.SessionID, plain.TurnID).Said; got != "none " && got != "none" {
+		t.Errorf("without a binding it has %q", got)
 	}
 }
 
