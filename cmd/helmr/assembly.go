@@ -24,6 +24,7 @@ import (
 	"helmr.dev/helmr/internal/server"
 	"helmr.dev/helmr/internal/server/rpc"
 	"helmr.dev/helmr/internal/session"
+	"helmr.dev/helmr/internal/storage"
 	"helmr.dev/helmr/internal/turn"
 )
 
@@ -89,7 +90,8 @@ func openInstallation(ctx context.Context, cfg installationConfig) (_ *installat
 	preparations := preparation.NewService(i.db, commands, time.Now)
 	computers.Prepare(preparations)
 	i.rpc = rpc.New(i.db.Hub(), computers, turns, commands, computer.NewResolver(i.db, secrets, time.Now))
-	i.loops = loop.New(i.db.Hub(), cfg.log, slices.Concat(computers.Loops(), turns.Loops(), commands.Loops(), preparations.Loops())...)
+	collector := storage.NewCollector(i.db, i.blobs, time.Now, cfg.log, computer.Manifests, preparation.Manifests)
+	i.loops = loop.New(i.db.Hub(), cfg.log, slices.Concat(collector.Loops(), computers.Loops(), turns.Loops(), commands.Loops(), preparations.Loops())...)
 	var mounts map[string]http.Handler
 	if cfg.mounts != nil {
 		mounts = cfg.mounts(i.rpc)

@@ -7,7 +7,7 @@ import (
 )
 
 // rooms stand in one line; a room imports rooms to its left only. A reference the other way is an id.
-var rooms = []string{"access", "secret", "deployment", "computer", "session", "turn", "command", "preparation", "trigger", "delegation", "slack"}
+var rooms = []string{"access", "secret", "deployment", "storage", "computer", "session", "turn", "command", "preparation", "trigger", "delegation", "slack"}
 
 // allowed says which packages of this module a package may import, each with its reason. A folder stands for all
 // packages below it unless one has an entry of its own. Rooms and the generated wire formats come from the code below.
@@ -71,6 +71,7 @@ var extra = map[string]string{
 	"internal/turn -> internal/worker/proto":            "as internal/computer",
 	"internal/command -> internal/worker/proto":         "as internal/computer",
 	"internal/secret/binding -> internal/egress/policy": "origins are names, and must fit the network policy",
+	"internal/storage -> internal/blob/chunk":           "what is read of a manifest without a key, and what a reference is",
 	"internal/deployment -> internal/build/bundle":      "the bundle format is shared by whoever makes, stores or unpacks one",
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/id"
+	"helmr.dev/helmr/internal/storage"
 )
 
 // Capture is the memory and the disk of a Computer at one instant, both whole in blob storage.
@@ -20,6 +21,7 @@ type Capture struct {
 // Stored is a folder in blob storage.
 type Stored struct {
 	Manifest          string
+	References        []string
 	Size, StoredBytes int64
 }
 
@@ -45,10 +47,16 @@ func (r *Row) DropCapture(now int64) {
 }
 
 // PublishCapture hibernates r: its Worker has it no more, the captured disk is the recovery point, and the memory is kept
-// until it has been restored or nobody needs it. It tells whether it did; it does not when the capture was dropped.
+// until it has been restored or nobody needs it. It tells whether it did; it does not when the capture was dropped. It fails
+// with storage.RefusedError if something that the capture needs is being removed.
 func PublishCapture(tx *db.Tx, r *Row, now int64, c Capture) (bool, error) {
 	if r.Residency != Hibernating || r.CaptureID == nil || *r.CaptureID != c.ID {
 		return false, nil
+	}
+	for _, s := range []Stored{c.Disk, c.Memory} {
+		if err := storage.Publish(tx, r.EnvironmentID, "", storage.Publication{Manifest: s.Manifest, References: s.References}); err != nil {
+			return false, err
+		}
 	}
 	r.LastSaveNumber++
 	saveID := id.New()

@@ -6,6 +6,7 @@ import (
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/id"
+	"helmr.dev/helmr/internal/storage"
 )
 
 // RequestSave gives the Save that will cover the disk as it is now: one that waits for capture is shared, otherwise the
@@ -46,7 +47,8 @@ func NextSave(tx *db.Tx, r *Row, now int64) (saveID string, number int64, err er
 
 // PublishSave records that a Save is whole in blob storage; it becomes the recovery point unless a later one is. It
 // tells whether this call did it: a repeated call changes nothing.
-func PublishSave(tx *db.Tx, r *Row, now int64, saveID, manifest string, size, stored int64) (bool, error) {
+// fails with storage.RefusedError if something that the Save needs is being removed.
+func PublishSave(tx *db.Tx, r *Row, now int64, saveID string, p storage.Publication, size, stored int64) (bool, error) {
 	var computerID, status string
 	var number int64
 	found, err := tx.Get([]any{&computerID, &number, &status}, sqlSaveGet, saveID)
@@ -59,7 +61,14 @@ func PublishSave(tx *db.Tx, r *Row, now int64, saveID, manifest string, size, st
 	if status == "published" {
 		return false, nil
 	}
-	n, err := tx.Exec(sqlSavePublish, manifest, size, stored, now, saveID)
+	kept, err := RecoveryManifest(tx, r)
+	if err != nil {
+		return false, err
+	}
+	if err := storage.Publish(tx, r.EnvironmentID, kept, p); err != nil {
+		return false, err
+	}
+	n, err := tx.Exec(sqlSavePublish, p.Manifest, size, stored, now, saveID)
 	if err != nil {
 		return false, fmt.Errorf("publish save: %w", err)
 	}
@@ -106,6 +115,25 @@ func Published(tx *db.Tx, saveID string) (manifest string, failed bool, err erro
 		manifest = *digest
 	}
 	return manifest, status == "failed", nil
+}
+
+// Manifests hands each manifest to each that a Computer of the Environment needs: the disk it would start from, and the
+// memory it is hibernated in. They are kept until it is deleted.
+func Manifests(tx *db.Tx, environmentID string, each func(manifest string)) error {
+	for _, query := range []string{sqlManifests, sqlFirstManifests, sqlMemoryManifests} {
+		err := tx.Query(func(scan func(...any) error) error {
+			var manifest string
+			if err := scan(&manifest); err != nil {
+				return err
+			}
+			each(manifest)
+			return nil
+		}, query, environmentID)
+		if err != nil {
+			return fmt.Errorf("read manifests: %w", err)
+		}
+	}
+	return nil
 }
 
 // UnfinishedSaves counts the Saves of r that are neither published nor failed.

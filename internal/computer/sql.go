@@ -128,3 +128,12 @@ const (
 		AND EXISTS (SELECT 1 FROM secret_exposures e WHERE e.environment_id = c.environment_id AND e.secret = ? AND e.computer_id = c.id)
 		ORDER BY c.id DESC LIMIT ?`
 )
+
+// What Computers need in blob storage.
+const (
+	sqlManifests = `SELECT s.manifest_digest FROM computers c JOIN saves s ON s.id = c.recovery_save_id WHERE c.environment_id = ? AND c.status <> 'deleted'`
+
+	sqlFirstManifests = `SELECT first_manifest FROM computers WHERE environment_id = ? AND status <> 'deleted' AND recovery_save_id IS NULL AND first_manifest IS NOT NULL`
+
+	sqlMemoryManifests = `SELECT p.memory_manifest FROM computers c JOIN captures p ON p.computer_id = c.id WHERE c.environment_id = ?`
+)

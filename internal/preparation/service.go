@@ -12,6 +12,7 @@ import (
 	"helmr.dev/helmr/internal/deployment"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/id"
+	"helmr.dev/helmr/internal/storage"
 )
 
 // Service finds, makes and renews prepared images.
@@ -36,6 +37,9 @@ func (s *Service) Find(tx *db.Tx, r *computer.Row, now int64) (*computer.Prepare
 		return nil, fmt.Errorf("computer %s awaits a prepared image, but its Template has no callback", r.ID)
 	}
 	if i.revoked == "" {
+		if err := storage.Lock(tx, r.EnvironmentID); err != nil { // the image may expire at this moment
+			return nil, err
+		}
 		p, err := one(tx, sqlImage, r.EnvironmentID, i.digest)
 		if err != nil {
 			return nil, err
@@ -151,4 +155,21 @@ func get(tx *db.Tx, environmentID, preparationID string) (*row, error) {
 		err = fault.New(fault.NotFound, "preparation %s does not exist in this Environment", preparationID)
 	}
 	return p, err
+}
+
+// Manifests hands each manifest to each that new Computers of the Environment may start with. What Computers have started
+// with stays theirs.
+func Manifests(tx *db.Tx, environmentID string, each func(manifest string)) error {
+	err := tx.Query(func(scan func(...any) error) error {
+		var manifest string
+		if err := scan(&manifest); err != nil {
+			return err
+		}
+		each(manifest)
+		return nil
+	}, sqlManifests, environmentID, environmentID)
+	if err != nil {
+		return fmt.Errorf("read prepared images: %w", err)
+	}
+	return nil
 }

@@ -23,6 +23,10 @@ const (
 
 	sqlAllOpen = `SELECT id, deadline_at FROM preparations WHERE status IN ('queued', 'running') ORDER BY id`
 
+	// What new Computers start with, and what a preparation that is about to end has saved.
+	sqlManifests = `SELECT manifest_digest FROM preparations WHERE environment_id = ? AND manifest_digest IS NOT NULL
+		UNION SELECT s.manifest_digest FROM preparations p, saves s WHERE p.environment_id = ? AND p.status = 'running' AND s.id = p.save_id AND s.manifest_digest IS NOT NULL`
+
 	// Images that nothing will start with: those superseded, and those of Deployments that are not current which no
 	// new Computer has used for long. What Computers have started with stays theirs.
 	sqlExpire = `UPDATE preparations SET manifest_digest = NULL WHERE manifest_digest IS NOT NULL AND (

@@ -9,6 +9,7 @@ import (
 	"helmr.dev/helmr/internal/deployment"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/session"
+	"helmr.dev/helmr/internal/storage"
 	workerpb "helmr.dev/helmr/internal/worker/proto"
 )
 
@@ -306,7 +307,8 @@ func (w *work) endProcess(u *unit, to session.ProcessStatus) error {
 	return nil
 }
 
-// PublishSave records that a Save is whole in blob storage and completes the Turns that waited for it.
+// PublishSave records that a Save is whole in blob storage and completes the Turns that waited for it. It fails with
+// storage.RefusedError if something that the Save needs is being removed.
 func (s *Service) PublishSave(ctx context.Context, req *workerpb.PublishSaveRequest) error {
 	return s.db.Write(ctx, func(tx *db.Tx) error {
 		c, err := computer.LockLease(tx, req.GetComputerId(), req.GetWorkerId(), req.GetEpoch())
@@ -314,7 +316,8 @@ func (s *Service) PublishSave(ctx context.Context, req *workerpb.PublishSaveRequ
 			return err
 		}
 		w := &work{tx: tx, now: db.Millis(s.now()), c: c}
-		did, err := computer.PublishSave(tx, c, w.now, req.GetSaveId(), req.GetManifestDigest(), req.GetSizeBytes(), req.GetStoredBytes())
+		did, err := computer.PublishSave(tx, c, w.now, req.GetSaveId(), storage.Publication{Manifest: req.GetManifestDigest(), Base: req.GetBaseManifest(),
+			References: req.GetReferences()}, req.GetSizeBytes(), req.GetStoredBytes())
 		if err != nil || !did {
 			return err
 		}

@@ -121,8 +121,8 @@ func (s *Service) PublishCapture(ctx context.Context, req *workerpb.PublishCaptu
 		}
 		computer.SignalWorker(tx, c)
 		hibernated, err := computer.PublishCapture(tx, c, w.now, computer.Capture{ID: req.GetCaptureId(), Platform: req.GetPlatform(),
-			Disk:   computer.Stored{Manifest: req.GetDiskManifest(), Size: req.GetDiskSizeBytes(), StoredBytes: req.GetDiskStoredBytes()},
-			Memory: computer.Stored{Manifest: req.GetMemoryManifest(), Size: req.GetMemorySizeBytes(), StoredBytes: req.GetMemoryStoredBytes()}})
+			Disk:   computer.Stored{Manifest: req.GetDiskManifest(), References: req.GetDiskReferences(), Size: req.GetDiskSizeBytes(), StoredBytes: req.GetDiskStoredBytes()},
+			Memory: computer.Stored{Manifest: req.GetMemoryManifest(), References: req.GetMemoryReferences(), Size: req.GetMemorySizeBytes(), StoredBytes: req.GetMemoryStoredBytes()}})
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"helmr.dev/helmr/internal/blob/chunk"
 	guest "helmr.dev/helmr/internal/guest/client"
 	"helmr.dev/helmr/internal/image"
 	"helmr.dev/helmr/internal/sandbox"
@@ -47,6 +48,9 @@ type computer struct {
 	captureFailures int
 	busy            map[string]bool // slow steps under way, by name
 	steps           sync.WaitGroup
+
+	// published is what the recovery point refers to, as far as this Worker knows; for the save step alone.
+	published chunk.Stored
 }
 
 var errFenced = errors.New("the lease is gone")
@@ -437,69 +441,4 @@ func (c *computer) setPhase(p workerpb.Phase, failure string) {
 	c.phase, c.failure = p, failure
 	c.mu.Unlock()
 	c.wake()
-}
-
-// beginSave captures, stores and publishes one Save, again and again until it is done.
-func (c *computer) beginSave(ctx context.Context, o *workerpb.SaveOrder) {
-	c.mu.Lock()
-	if c.saveID != "" {
-		c.mu.Unlock()
-		return
-	}
-	c.saveID = o.GetSaveId()
-	c.mu.Unlock()
-	c.step(ctx, "save", func(ctx context.Context) error {
-		defer func() {
-			c.mu.Lock()
-			c.saveID = ""
-			c.mu.Unlock()
-		}()
-		for pause := time.Second; ; pause = min(pause*2, time.Minute) {
-			err := c.save(ctx, o.GetSaveId())
-			if err == nil || ctx.Err() != nil || c.isOver() {
-				return err
-			}
-			c.w.cfg.Log.Warn("save failed; trying again", "computer", c.id, "save", o.GetNumber(), "error", err, "in", pause.String())
-			if !sleep(ctx, pause) {
-				return ctx.Err()
-			}
-		}
-	})
-}
-
-func (c *computer) isOver() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.phase != workerpb.Phase_PHASE_RUNNING
-}
-
-func (c *computer) environment() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.env
-}
-
-func (c *computer) save(ctx context.Context, saveID string) error {
-	dir := filepath.Join(c.w.cfg.Dir, "tmp", saveID)
-	defer func() { _ = os.RemoveAll(dir) }()
-	if err := os.RemoveAll(dir); err != nil {
-		return err
-	}
-	if err := c.w.cfg.Runtime.SaveDisk(ctx, c.id, dir); err != nil {
-		return fmt.Errorf("capture disk: %w", err)
-	}
-	space, err := c.w.cfg.Vault.Space(c.environment())
-	if err != nil {
-		return err
-	}
-	stored, err := space.Store(ctx, dir)
-	if err != nil {
-		return fmt.Errorf("store save: %w", err)
-	}
-	_, err = c.w.cfg.Server.PublishSave(ctx, &workerpb.PublishSaveRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch, SaveId: saveID,
-		ManifestDigest: stored.Manifest, SizeBytes: stored.Stats.Bytes, StoredBytes: stored.Stats.StoredBytes})
-	if err != nil {
-		return fmt.Errorf("publish save: %w", err)
-	}
-	return nil
 }

@@ -110,13 +110,23 @@ func (c *computer) takeCapture(ctx context.Context, captureID string) error {
 		return err
 	}
 	req := &workerpb.PublishCaptureRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch, CaptureId: captureID, Platform: string(platform)}
-	err = c.insist(ctx, "store capture", func() error { return c.storeCapture(ctx, req, disk, memory) })
-	if err != nil {
+	store := func() error { return c.storeCapture(ctx, req, disk, memory) }
+	if err := c.insist(ctx, "store capture", store); err != nil {
 		return err
 	}
 	return c.insist(ctx, "publish capture", func() error {
 		resp, err := c.w.cfg.Server.PublishCapture(ctx, req)
+		for try := 0; err == nil && len(resp.GetRetired()) > 0 && try < publishTries; try++ {
+			if err = c.retire(resp.GetRetired()); err == nil {
+				err = c.insist(ctx, "store capture", store)
+			}
+			if err == nil {
+				resp, err = c.w.cfg.Server.PublishCapture(ctx, req)
+			}
+		}
 		switch {
+		case err == nil && len(resp.GetRetired()) > 0:
+			return errors.New("objects that it needs were removed again and again")
 		case fault.Is(err, fault.LeaseLost):
 			return nil // it was published before, or is fenced: the next Exchange says so
 		case err == nil && resp.GetDropped():
@@ -124,6 +134,15 @@ func (c *computer) takeCapture(ctx context.Context, captureID string) error {
 		}
 		return err
 	})
+}
+
+// retire takes note of names that may not be used.
+func (c *computer) retire(names []string) error {
+	space, err := c.w.cfg.Vault.Space(c.environment())
+	if err == nil {
+		space.Retire(names...)
+	}
+	return err
 }
 
 func (c *computer) storeCapture(ctx context.Context, req *workerpb.PublishCaptureRequest, disk, memory string) error {
@@ -135,11 +154,11 @@ func (c *computer) storeCapture(ctx context.Context, req *workerpb.PublishCaptur
 	if err != nil {
 		return err
 	}
-	req.DiskManifest, req.DiskSizeBytes, req.DiskStoredBytes = stored.Manifest, stored.Stats.Bytes, stored.Stats.StoredBytes
+	req.DiskReferences, req.DiskManifest, req.DiskSizeBytes, req.DiskStoredBytes = stored.References, stored.Manifest, stored.Stats.Bytes, stored.Stats.StoredBytes
 	if stored, err = space.Store(ctx, memory); err != nil {
 		return err
 	}
-	req.MemoryManifest, req.MemorySizeBytes, req.MemoryStoredBytes = stored.Manifest, stored.Stats.Bytes, stored.Stats.StoredBytes
+	req.MemoryReferences, req.MemoryManifest, req.MemorySizeBytes, req.MemoryStoredBytes = stored.References, stored.Manifest, stored.Stats.Bytes, stored.Stats.StoredBytes
 	return nil
 }
 

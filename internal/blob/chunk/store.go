@@ -42,6 +42,21 @@ type Stored struct {
 	Stats      Stats
 }
 
+// Beyond gives what s refers to and base does not.
+func (s Stored) Beyond(base Stored) []string {
+	var out []string
+	have := base.References
+	for _, r := range s.References {
+		for len(have) > 0 && have[0] < r {
+			have = have[1:]
+		}
+		if len(have) == 0 || have[0] != r {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
 // Store keeps the folder dir. Pieces that the Environment has are not stored again. The files must not change meanwhile;
 // anything but plain files and folders is refused. If Store fails there is no manifest; pieces that are left over harm
 // nothing. What was stored may be relied on only after its manifest and references were published: until then they may be

@@ -5,6 +5,7 @@ package rpc
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"helmr.dev/helmr/internal/command"
 	"helmr.dev/helmr/internal/computer"
 	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/storage"
 	"helmr.dev/helmr/internal/turn"
 	workerpb "helmr.dev/helmr/internal/worker/proto"
 )
@@ -152,12 +154,20 @@ func (s *Service) Exchange(ctx context.Context, r *workerpb.ExchangeRequest) (*w
 
 // PublishSave records that a Save is whole in blob storage.
 func (s *Service) PublishSave(ctx context.Context, r *workerpb.PublishSaveRequest) (*workerpb.PublishSaveResponse, error) {
-	return &workerpb.PublishSaveResponse{}, s.turns.PublishSave(ctx, r)
+	err := s.turns.PublishSave(ctx, r)
+	if refused, ok := errors.AsType[*storage.RefusedError](err); ok {
+		return &workerpb.PublishSaveResponse{Retired: refused.Retired, Whole: refused.Whole}, nil
+	}
+	return &workerpb.PublishSaveResponse{}, err
 }
 
 // PublishCapture records that disk and memory of a hibernating Computer are in blob storage.
 func (s *Service) PublishCapture(ctx context.Context, r *workerpb.PublishCaptureRequest) (*workerpb.PublishCaptureResponse, error) {
-	return s.turns.PublishCapture(ctx, r)
+	resp, err := s.turns.PublishCapture(ctx, r)
+	if refused, ok := errors.AsType[*storage.RefusedError](err); ok {
+		return &workerpb.PublishCaptureResponse{Retired: refused.Retired}, nil
+	}
+	return resp, err
 }
 
 // StoreOutput keeps output of Commands.

@@ -1948,8 +1948,12 @@ type PublishSaveRequest struct {
 	ManifestDigest string                 `protobuf:"bytes,5,opt,name=manifest_digest,json=manifestDigest,proto3" json:"manifest_digest,omitempty"`
 	SizeBytes      int64                  `protobuf:"varint,6,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	StoredBytes    int64                  `protobuf:"varint,7,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The manifest of the recovery point as this Worker knows it; what it refers to needs no naming. Empty for none.
+	BaseManifest string `protobuf:"bytes,8,opt,name=base_manifest,json=baseManifest,proto3" json:"base_manifest,omitempty"`
+	// What the manifest refers to and base_manifest does not.
+	References    []string `protobuf:"bytes,9,rep,name=references,proto3" json:"references,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PublishSaveRequest) Reset() {
@@ -2031,8 +2035,27 @@ func (x *PublishSaveRequest) GetStoredBytes() int64 {
 	return 0
 }
 
+func (x *PublishSaveRequest) GetBaseManifest() string {
+	if x != nil {
+		return x.BaseManifest
+	}
+	return ""
+}
+
+func (x *PublishSaveRequest) GetReferences() []string {
+	if x != nil {
+		return x.References
+	}
+	return nil
+}
+
+// With anything set, nothing was published.
 type PublishSaveResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Objects that are being removed: store what they hold under other names.
+	Retired []string `protobuf:"bytes,1,rep,name=retired,proto3" json:"retired,omitempty"`
+	// base_manifest is not the recovery point: name all references.
+	Whole         bool `protobuf:"varint,2,opt,name=whole,proto3" json:"whole,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2067,6 +2090,20 @@ func (*PublishSaveResponse) Descriptor() ([]byte, []int) {
 	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{25}
 }
 
+func (x *PublishSaveResponse) GetRetired() []string {
+	if x != nil {
+		return x.Retired
+	}
+	return nil
+}
+
+func (x *PublishSaveResponse) GetWhole() bool {
+	if x != nil {
+		return x.Whole
+	}
+	return false
+}
+
 type PublishCaptureRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkerId   string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
@@ -2081,9 +2118,12 @@ type PublishCaptureRequest struct {
 	MemorySizeBytes   int64  `protobuf:"varint,9,opt,name=memory_size_bytes,json=memorySizeBytes,proto3" json:"memory_size_bytes,omitempty"`
 	MemoryStoredBytes int64  `protobuf:"varint,10,opt,name=memory_stored_bytes,json=memoryStoredBytes,proto3" json:"memory_stored_bytes,omitempty"`
 	// What the memory can be restored with, and with nothing else: chosen and read by Workers.
-	Platform      string `protobuf:"bytes,11,opt,name=platform,proto3" json:"platform,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Platform string `protobuf:"bytes,11,opt,name=platform,proto3" json:"platform,omitempty"`
+	// What the two manifests refer to.
+	DiskReferences   []string `protobuf:"bytes,12,rep,name=disk_references,json=diskReferences,proto3" json:"disk_references,omitempty"`
+	MemoryReferences []string `protobuf:"bytes,13,rep,name=memory_references,json=memoryReferences,proto3" json:"memory_references,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *PublishCaptureRequest) Reset() {
@@ -2193,10 +2233,26 @@ func (x *PublishCaptureRequest) GetPlatform() string {
 	return ""
 }
 
+func (x *PublishCaptureRequest) GetDiskReferences() []string {
+	if x != nil {
+		return x.DiskReferences
+	}
+	return nil
+}
+
+func (x *PublishCaptureRequest) GetMemoryReferences() []string {
+	if x != nil {
+		return x.MemoryReferences
+	}
+	return nil
+}
+
 type PublishCaptureResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The capture was dropped: the Computer goes on.
-	Dropped       bool `protobuf:"varint,1,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	Dropped bool `protobuf:"varint,1,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	// Objects that are being removed, so that nothing was published: store what they hold under other names.
+	Retired       []string `protobuf:"bytes,2,rep,name=retired,proto3" json:"retired,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2236,6 +2292,13 @@ func (x *PublishCaptureResponse) GetDropped() bool {
 		return x.Dropped
 	}
 	return false
+}
+
+func (x *PublishCaptureResponse) GetRetired() []string {
+	if x != nil {
+		return x.Retired
+	}
+	return nil
 }
 
 type ObservedCommand struct {
@@ -3318,7 +3381,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x04line\x18\x04 \x01(\fR\x04line\"<\n" +
 	"\tSaveOrder\x12\x17\n" +
 	"\asave_id\x18\x01 \x01(\tR\x06saveId\x12\x16\n" +
-	"\x06number\x18\x02 \x01(\x03R\x06number\"\xec\x01\n" +
+	"\x06number\x18\x02 \x01(\x03R\x06number\"\xb1\x02\n" +
 	"\x12PublishSaveRequest\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
 	"\vcomputer_id\x18\x02 \x01(\tR\n" +
@@ -3328,8 +3391,14 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x0fmanifest_digest\x18\x05 \x01(\tR\x0emanifestDigest\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x06 \x01(\x03R\tsizeBytes\x12!\n" +
-	"\fstored_bytes\x18\a \x01(\x03R\vstoredBytes\"\x15\n" +
-	"\x13PublishSaveResponse\"\xa4\x03\n" +
+	"\fstored_bytes\x18\a \x01(\x03R\vstoredBytes\x12#\n" +
+	"\rbase_manifest\x18\b \x01(\tR\fbaseManifest\x12\x1e\n" +
+	"\n" +
+	"references\x18\t \x03(\tR\n" +
+	"references\"E\n" +
+	"\x13PublishSaveResponse\x12\x18\n" +
+	"\aretired\x18\x01 \x03(\tR\aretired\x12\x14\n" +
+	"\x05whole\x18\x02 \x01(\bR\x05whole\"\xfa\x03\n" +
 	"\x15PublishCaptureRequest\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
 	"\vcomputer_id\x18\x02 \x01(\tR\n" +
@@ -3344,9 +3413,12 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x11memory_size_bytes\x18\t \x01(\x03R\x0fmemorySizeBytes\x12.\n" +
 	"\x13memory_stored_bytes\x18\n" +
 	" \x01(\x03R\x11memoryStoredBytes\x12\x1a\n" +
-	"\bplatform\x18\v \x01(\tR\bplatform\"2\n" +
+	"\bplatform\x18\v \x01(\tR\bplatform\x12'\n" +
+	"\x0fdisk_references\x18\f \x03(\tR\x0ediskReferences\x12+\n" +
+	"\x11memory_references\x18\r \x03(\tR\x10memoryReferences\"L\n" +
 	"\x16PublishCaptureResponse\x12\x18\n" +
-	"\adropped\x18\x01 \x01(\bR\adropped\"\x96\x01\n" +
+	"\adropped\x18\x01 \x01(\bR\adropped\x12\x18\n" +
+	"\aretired\x18\x02 \x03(\tR\aretired\"\x96\x01\n" +
 	"\x0fObservedCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\x12\x18\n" +
