@@ -103,7 +103,7 @@ type group struct {
 // onDev are measured on a helmr dev of each database; onSplit on a server and a Worker of their own.
 var (
 	onDev = []group{
-		{"cold", (*bench).cold, false}, {"warm", (*bench).warm, false}, {"live", (*bench).live, false}, {"piped", (*bench).piped, false},
+		{"cold", (*bench).cold, false}, {"prepared", (*bench).prepared, false}, {"warm", (*bench).warm, false}, {"live", (*bench).live, false}, {"piped", (*bench).piped, false},
 		{"throughput", (*bench).throughput, true}, {"commands", (*bench).commands, true},
 	}
 	onSplit = []group{{"memory", (*bench).memory, false}, {"sse", (*bench).sse, false}, {"idle", (*bench).idle, false}}

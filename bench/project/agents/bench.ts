@@ -1,3 +1,4 @@
+import { readdirSync } from "node:fs"
 import { setTimeout as pause } from "node:timers/promises"
 import { agent, image, template } from "@helmr/sdk"
 
@@ -5,6 +6,17 @@ const node = image("bench").from("node:24-bookworm-slim").workdir("/work")
 
 /** For one Session. Two CPUs, so that the start and what it is compared with have the same all the way. */
 const small = template({ id: "small", image: node, resources: { cpu: 2, memory: "512MiB", disk: "1GiB" } })
+
+/** As small, with 32 MiB in 512 files that a callback has put on its disk. */
+const furnished = template({
+  ...{ image: node, resources: small.resources },
+  id: "furnished",
+  prepare: (p) => p.exec(["node", "-e", `
+    const { mkdirSync, writeFileSync } = require("node:fs"), { randomBytes } = require("node:crypto")
+    mkdirSync("/opt/goods")
+    for (let i = 0; i < 512; i++) writeFileSync("/opt/goods/" + i, randomBytes(65536))
+  `]),
+})
 
 /** For many Sessions on one Computer. */
 const large = template({ id: "large", image: node, resources: { cpu: 2, memory: "3GiB", disk: "1GiB" } })
@@ -17,6 +29,16 @@ export const cold = agent({
   id: "cold",
   template: small,
   async turn(turn) {
+    await turn.output.write("ready")
+  },
+})
+
+/** As cold, on a Computer that starts from a prepared image. */
+export const prepared = agent({
+  id: "prepared",
+  template: furnished,
+  async turn(turn) {
+    if (readdirSync("/opt/goods").length !== 512) throw new Error("its disk is not the prepared one")
     await turn.output.write("ready")
   },
 })
