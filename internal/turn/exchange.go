@@ -179,7 +179,7 @@ func (x *exchange) spec() error {
 		network = string(template.Network)
 	}
 	x.out.Spec = &workerpb.ComputerSpec{EnvironmentId: x.c.EnvironmentID, ImageDigest: x.c.ImageDigest, MilliCpu: x.c.MilliCPU, MemoryMib: x.c.MemoryMiB,
-		DiskMib: x.c.DiskMiB, SaveManifest: manifest, Network: network}
+		DiskMib: x.c.DiskMiB, SaveManifest: manifest, Network: network, Shared: manifest != "" && x.c.RecoverySaveID == nil}
 	if x.c.Residency == computer.Resuming {
 		return x.resume()
 	}

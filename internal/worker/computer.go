@@ -239,19 +239,12 @@ func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec
 		return fmt.Errorf("clear sandbox: %w", err)
 	}
 	disk := ""
-	if m := spec.GetSaveManifest(); m != "" && from.memory == "" {
-		disk = filepath.Join(cfg.Dir, "tmp", c.id+"-disk")
-		defer func() { _ = os.RemoveAll(disk) }()
-		if err := os.RemoveAll(disk); err != nil {
-			return fmt.Errorf("clear disk: %w", err)
-		}
-		space, err := cfg.Vault.Space(spec.GetEnvironmentId())
-		if err != nil {
-			return err
-		}
-		if err := space.Restore(ctx, m, disk); err != nil {
+	if spec.GetSaveManifest() != "" && from.memory == "" {
+		var release func()
+		if disk, release, err = c.disk(ctx, spec); err != nil {
 			return fmt.Errorf("restore disk: %w", err)
 		}
+		defer release()
 	}
 	if from.runtime == "" {
 		from.runtime = c.w.assets.runtime
@@ -278,6 +271,28 @@ func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec
 		return fmt.Errorf("start sandbox: %w", err)
 	}
 	return c.awaitGuest(ctx, connected)
+}
+
+// disk restores the disk that the Computer starts from into a folder, which stays until release is called.
+func (c *computer) disk(ctx context.Context, spec *workerpb.ComputerSpec) (dir string, release func(), err error) {
+	space, err := c.w.cfg.Vault.Space(spec.GetEnvironmentId())
+	if err != nil {
+		return "", nil, err
+	}
+	manifest := spec.GetSaveManifest()
+	restore := func(ctx context.Context, dir string) error { return space.Restore(ctx, manifest, dir) }
+	if spec.GetShared() {
+		return c.w.disks.get(ctx, spec.GetEnvironmentId(), manifest, restore)
+	}
+	dir = filepath.Join(c.w.cfg.Dir, "tmp", c.id+"-disk")
+	release = func() { _ = os.RemoveAll(dir) }
+	if err := os.RemoveAll(dir); err != nil {
+		return "", nil, err
+	}
+	if err := restore(ctx, dir); err != nil {
+		return "", nil, err
+	}
+	return dir, release, nil
 }
 
 // awaitGuest waits for the guest's first word, or for the end of a sandbox that never says it.

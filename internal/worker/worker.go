@@ -78,6 +78,7 @@ type Worker struct {
 	id     string
 	assets *assets
 	logs   *logs
+	disks  *disks
 
 	mu sync.Mutex
 	// computers is guarded by mu.
@@ -118,7 +119,11 @@ func New(cfg Config) (*Worker, error) {
 	if err := a.installRuntime(cfg.GuestBinary, cfg.HostProgram); err != nil {
 		return nil, err
 	}
-	return &Worker{cfg: cfg, assets: a, logs: &logs{dir: filepath.Join(cfg.Dir, "logs")}, computers: map[string]*computer{}, changed: make(chan struct{}), beatEvery: heartbeatEvery}, nil
+	d, err := openDisks(filepath.Join(cfg.Dir, "disks"))
+	if err != nil {
+		return nil, err
+	}
+	return &Worker{cfg: cfg, assets: a, disks: d, logs: &logs{dir: filepath.Join(cfg.Dir, "logs")}, computers: map[string]*computer{}, changed: make(chan struct{}), beatEvery: heartbeatEvery}, nil
 }
 
 // Run registers the Worker, adopts what it finds and hosts Computers until ctx ends. It leaves sandboxes running: a

@@ -1387,6 +1387,8 @@ type ComputerSpec struct {
 	SaveManifest string `protobuf:"bytes,6,opt,name=save_manifest,json=saveManifest,proto3" json:"save_manifest,omitempty"`
 	// The Template's normalized network policy as JSON; empty is taken for one that blocks everything.
 	Network string `protobuf:"bytes,7,opt,name=network,proto3" json:"network,omitempty"`
+	// save_manifest is a prepared image, which other Computers of the Environment start from too.
+	Shared bool `protobuf:"varint,13,opt,name=shared,proto3" json:"shared,omitempty"`
 	// The Computer is hibernated: its memory is restored, and the disk with it.
 	Resume        *Resume `protobuf:"bytes,12,opt,name=resume,proto3" json:"resume,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1470,6 +1472,13 @@ func (x *ComputerSpec) GetNetwork() string {
 		return x.Network
 	}
 	return ""
+}
+
+func (x *ComputerSpec) GetShared() bool {
+	if x != nil {
+		return x.Shared
+	}
+	return false
 }
 
 func (x *ComputerSpec) GetResume() *Resume {
@@ -3329,7 +3338,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\thibernate\x18\f \x01(\v2\x1f.helmr.worker.v1.HibernateOrderR\thibernate\"/\n" +
 	"\x0eHibernateOrder\x12\x1d\n" +
 	"\n" +
-	"capture_id\x18\x01 \x01(\tR\tcaptureId\"\x9f\x02\n" +
+	"capture_id\x18\x01 \x01(\tR\tcaptureId\"\xb7\x02\n" +
 	"\fComputerSpec\x12%\n" +
 	"\x0eenvironment_id\x18\x01 \x01(\tR\renvironmentId\x12!\n" +
 	"\fimage_digest\x18\x02 \x01(\tR\vimageDigest\x12\x1b\n" +
@@ -3338,7 +3347,8 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"memory_mib\x18\x04 \x01(\x03R\tmemoryMib\x12\x19\n" +
 	"\bdisk_mib\x18\x05 \x01(\x03R\adiskMib\x12#\n" +
 	"\rsave_manifest\x18\x06 \x01(\tR\fsaveManifest\x12\x18\n" +
-	"\anetwork\x18\a \x01(\tR\anetwork\x12/\n" +
+	"\anetwork\x18\a \x01(\tR\anetwork\x12\x16\n" +
+	"\x06shared\x18\r \x01(\bR\x06shared\x12/\n" +
 	"\x06resume\x18\f \x01(\v2\x17.helmr.worker.v1.ResumeR\x06resume\"v\n" +
 	"\x06Resume\x12'\n" +
 	"\x0fmemory_manifest\x18\x01 \x01(\tR\x0ememoryManifest\x12\x1a\n" +
