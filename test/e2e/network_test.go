@@ -171,6 +171,7 @@ func TestNetworkPolicies(t *testing.T) {
 		want(listed, "http://meta.corp.example/", "failed ENOTFOUND")
 		want(listed, "http://93.184.216.35/", "403 helmr: the network policy")
 		want(listed, "http://93.184.216.35:8080/", "failed ECONNREFUSED")
+		want(listed, "https://93.184.216.35/", "ACCESS_DENIED")
 		want(open, "http://other.example/", "200 93.184.216.35:80")
 		want(open, "http://93.184.216.34/", "200 93.184.216.34:80")
 		want(open, "http://169.254.169.254/", "failed ECONNREFUSED")
