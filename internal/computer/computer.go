@@ -54,6 +54,7 @@ const (
 const (
 	waitScheduling = "scheduling"
 	waitLimit      = "environment_limit"
+	waitSaving     = "saving"
 )
 
 // Purposes of Computers.

@@ -52,7 +52,9 @@ func (s *Service) Get(ctx context.Context, environmentID, computerID string) (ap
 		if err != nil {
 			return err
 		}
-		out = r.view()
+		if out, err = r.observed(tx); err != nil {
+			return err
+		}
 		out.Secrets, err = Bindings(tx, r)
 		return err
 	})
@@ -67,9 +69,11 @@ func (s *Service) List(ctx context.Context, environmentID string, f Filter) (api
 		page = api.ComputerPage{Computers: []api.Computer{}}
 		if f.Key != "" {
 			r, err := one(tx, sqlByKey, environmentID, f.Key)
-			if err == nil && r != nil {
-				page.Computers = append(page.Computers, r.view())
+			if err != nil || r == nil {
+				return err
 			}
+			v, err := r.observed(tx)
+			page.Computers = append(page.Computers, v)
 			return err
 		}
 		before := f.Cursor
@@ -84,7 +88,8 @@ func (s *Service) List(ctx context.Context, environmentID string, f Filter) (api
 			}
 			query, args, extra = sqlExposed, []any{f.Secret, environmentID, before, f.Secret, f.Limit + 1}, []any{&exposure}
 		}
-		return tx.Query(func(sc func(...any) error) error {
+		var rows []*Row
+		err := tx.Query(func(sc func(...any) error) error {
 			r, err := scan(sc, extra...)
 			if err != nil {
 				return err
@@ -96,10 +101,35 @@ func (s *Service) List(ctx context.Context, environmentID string, f Filter) (api
 			v := r.view()
 			v.SecretExposure = exposure
 			page.Computers = append(page.Computers, v)
+			rows = append(rows, r)
 			return nil
 		}, query, args...)
+		for i := 0; i < len(rows) && err == nil; i++ {
+			page.Computers[i].ExecutionWait, err = rows[i].executionWait(tx)
+		}
+		return err
 	})
 	return page, err
+}
+
+// observed is what a read shows of r, with what its work is seen waiting for at this moment.
+func (r *Row) observed(tx *db.Tx) (api.Computer, error) {
+	v := r.view()
+	var err error
+	v.ExecutionWait, err = r.executionWait(tx)
+	return v, err
+}
+
+// executionWait tells what runnable work on r waits for: what the dispatcher wrote, or a Save of a Computer that is up.
+func (r *Row) executionWait(tx *db.Tx) (*string, error) {
+	if r.ExecutionWait != nil || r.WorkerID == nil || r.Status != "available" {
+		return r.ExecutionWait, nil
+	}
+	var one int64
+	if found, err := tx.Get([]any{&one}, sqlSaving, r.ID); err != nil || !found {
+		return nil, err
+	}
+	return ptr(waitSaving), nil
 }
 
 func (r *Row) view() api.Computer {

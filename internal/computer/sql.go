@@ -37,16 +37,23 @@ const (
 	sqlEnvironmentUse = `SELECT COUNT(*), COALESCE(SUM(milli_cpu), 0), COALESCE(SUM(memory_mib), 0) FROM computers WHERE environment_id = ? AND worker_id IS NOT NULL`
 	sqlEnvironmentMax = `SELECT max_resident_computers, max_cpu_millis, max_memory_bytes FROM environments WHERE id = ?`
 
-	sqlSaveOpen       = `SELECT id FROM saves WHERE computer_id = ? AND status = 'requested' AND capture_began_at IS NULL`
-	sqlSaveInsert     = `INSERT INTO saves (id, computer_id, number, status, created_at) VALUES (?, ?, ?, 'requested', ?)`
-	sqlSaveNext       = `SELECT id, number FROM saves WHERE computer_id = ? AND status IN ('requested', 'captured') ORDER BY number LIMIT 1`
-	sqlSaveBegin      = `UPDATE saves SET capture_began_at = ? WHERE id = ? AND status = 'requested'`
-	sqlSaveGet        = `SELECT computer_id, number, status FROM saves WHERE id = ?`
-	sqlSavePublish    = `UPDATE saves SET status = 'published', manifest_digest = ?, size_bytes = ?, stored_bytes = ?, published_at = ? WHERE id = ? AND status IN ('requested', 'captured')`
-	sqlSaveFail       = `UPDATE saves SET status = 'failed' WHERE computer_id = ? AND status IN ('requested', 'captured')`
-	sqlSaveNumber     = `SELECT number FROM saves WHERE id = ?`
-	sqlSaveManifest   = `SELECT manifest_digest FROM saves WHERE id = ?`
-	sqlSaveState      = `SELECT manifest_digest, status FROM saves WHERE id = ?`
+	sqlSaveOpen     = `SELECT id FROM saves WHERE computer_id = ? AND status = 'requested' AND capture_began_at IS NULL`
+	sqlSaveInsert   = `INSERT INTO saves (id, computer_id, number, status, created_at) VALUES (?, ?, ?, 'requested', ?)`
+	sqlSaveNext     = `SELECT id, number FROM saves WHERE computer_id = ? AND status IN ('requested', 'captured') ORDER BY number LIMIT 1`
+	sqlSaveBegin    = `UPDATE saves SET capture_began_at = ? WHERE id = ? AND status = 'requested'`
+	sqlSaveGet      = `SELECT computer_id, number, status FROM saves WHERE id = ?`
+	sqlSavePublish  = `UPDATE saves SET status = 'published', manifest_digest = ?, size_bytes = ?, stored_bytes = ?, published_at = ? WHERE id = ? AND status IN ('requested', 'captured')`
+	sqlSaveFail     = `UPDATE saves SET status = 'failed' WHERE computer_id = ? AND status IN ('requested', 'captured')`
+	sqlSaveNumber   = `SELECT number FROM saves WHERE id = ?`
+	sqlSaveManifest = `SELECT manifest_digest FROM saves WHERE id = ?`
+	sqlSaveState    = `SELECT manifest_digest, status FROM saves WHERE id = ?`
+	// Runnable work of a resident Computer that a Save holds up: the next Turn of a Session whose present one is finalizing,
+	// or whatever came while the Computer is emptied.
+	sqlSaving = `SELECT 1 FROM computers c WHERE c.id = ? AND EXISTS (SELECT 1 FROM saves v WHERE v.computer_id = c.id AND v.status IN ('requested', 'captured'))
+		AND ((c.stopping IS NOT NULL AND c.work_wanted = 1)
+			OR EXISTS (SELECT 1 FROM turns f JOIN turns q ON q.session_id = f.session_id AND q.status = 'queued'
+				WHERE f.computer_id = c.id AND f.status = 'finalizing'
+					AND NOT EXISTS (SELECT 1 FROM holds o WHERE o.session_id = f.session_id AND o.released_at IS NULL)))`
 	sqlSaveUnfinished = `SELECT COUNT(*) FROM saves WHERE computer_id = ? AND status IN ('requested', 'captured')`
 )
 

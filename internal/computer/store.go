@@ -214,11 +214,12 @@ func (r *Row) Stopped(now int64, runnable bool) error {
 	return r.release(Cold, now)
 }
 
-// StartFailed records a failed start: another follows after a pause, the fifth in a row makes the Computer unavailable.
+// StartFailed records a failed start: another follows after a pause, the fifth in a row, and each
+// that follows on it, makes the Computer unavailable.
 func (r *Row) StartFailed(now int64, message string) error {
 	r.StartFailures++
 	if r.StartFailures >= StartFailures {
-		r.StartFailures = 0
+		r.StartFailures = StartFailures // so does each retry that fails
 		r.ErrorCode, r.ErrorMessage = ptr(string(fault.ComputerStartFailed)), &message
 		r.RetryAt = ptr(now + UnavailableRetry.Milliseconds())
 		return r.release(Unavailable, now)
