@@ -219,6 +219,18 @@ func (tr *traffic) check() (turns, completed, commands, exited int) {
 		tr.mu.Lock()
 		seen, admitted := tr.seen[sessionID], tr.admitted[sessionID]
 		tr.mu.Unlock()
+		// Turns first: what has ended by then has all its events.
+		var listed []api.Turn
+		for cursor := ""; ; {
+			page, err := f.ListTurns(context.Background(), sessionID, cursor, 100)
+			if err != nil {
+				f.t.Fatal(err)
+			}
+			listed = append(listed, page.Turns...)
+			if cursor = page.NextCursor; cursor == "" {
+				break
+			}
+		}
 		all := f.events(sessionID)
 		// What a client was shown is still there, and the same.
 		for i, e := range seen {
@@ -242,17 +254,6 @@ func (tr *traffic) check() (turns, completed, commands, exited int) {
 			}
 			if len(running) > 1 {
 				f.t.Errorf("session %s: two Turns at once at event %d", sessionID, e.Sequence)
-			}
-		}
-		var listed []api.Turn
-		for cursor := ""; ; {
-			page, err := f.ListTurns(context.Background(), sessionID, cursor, 100)
-			if err != nil {
-				f.t.Fatal(err)
-			}
-			listed = append(listed, page.Turns...)
-			if cursor = page.NextCursor; cursor == "" {
-				break
 			}
 		}
 		if len(listed) < admitted {
