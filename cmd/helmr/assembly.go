@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -34,6 +35,7 @@ type installationConfig struct {
 	blobURL     string
 	s3          blob.S3
 	keys        rootKeys
+	tls         *tls.Config   // nil: the server speaks no TLS itself
 	ownerKey    []byte        // checks owner tokens; nil: there are none
 	lostAfter   time.Duration // after which silent Workers are lost; 0: the default. For tests
 	migrate     bool          // bring the schema up to date; otherwise a schema that is not is refused
@@ -96,7 +98,7 @@ func openInstallation(ctx context.Context, cfg installationConfig) (_ *installat
 	if cfg.mounts != nil {
 		mounts = cfg.mounts(i.rpc)
 	}
-	i.http = server.New(server.Config{Version: version(), Mounts: mounts}, server.Deps{DB: i.db, Access: i.access, Session: sessions, Turn: turns, Converse: turns,
+	i.http = server.New(server.Config{Version: version(), Mounts: mounts, TLS: cfg.tls}, server.Deps{DB: i.db, Access: i.access, Session: sessions, Turn: turns, Converse: turns,
 		Computer: computers, Worker: computers, Command: commands, Secret: secrets, Deployment: deployments, Catalog: deployments, Bundle: deployments, Prepare: preparations, Logger: cfg.log})
 	return i, nil
 }

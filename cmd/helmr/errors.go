@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -103,6 +104,9 @@ func problem(err error, message, hint string) map[string]any {
 
 // hint says what to do about err, "" if nothing is known.
 func (a *app) hint(err error) string {
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return "this machine does not trust who signed the server's certificate: set SSL_CERT_FILE to a file with that CA's certificate"
+	}
 	var h hinted
 	if errors.As(err, &h) {
 		return h.hint

@@ -48,6 +48,10 @@ func (a *app) runServer(cmd *cobra.Command) (err error) {
 	}
 	ctx := cmd.Context()
 	credentials := rpc.NewCredentials(s.key("HELMR_WORKER_HOST_CREDENTIAL_SIGNING_KEY"), time.Now)
+	encrypted, err := s.serverTLS(log)
+	if err != nil {
+		return err
+	}
 	lost, err := lostAfter(a.getenv)
 	if err != nil {
 		return settingsError(err)
@@ -56,7 +60,7 @@ func (a *app) runServer(cmd *cobra.Command) (err error) {
 		log.Warn("workers are lost sooner than they should be: this setting is for tests", "setting", testLostAfter, "after", lost.String())
 	}
 	inst, err := openInstallation(ctx, installationConfig{databaseURL: s["HELMR_DATABASE_URL"], blobURL: s["HELMR_BLOB_URL"], s3: s.s3(), keys: s.rootKeys(), log: log,
-		ownerKey: s.key("HELMR_AUTH_KEY"), lostAfter: lost,
+		ownerKey: s.key("HELMR_AUTH_KEY"), lostAfter: lost, tls: encrypted,
 		mounts: func(svc *rpc.Service) map[string]http.Handler {
 			path, handler := rpc.Handler(svc, credentials)
 			return map[string]http.Handler{path: handler}
@@ -69,7 +73,7 @@ func (a *app) runServer(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return fmt.Errorf("listen on HELMR_ADDR: %w", err)
 	}
-	log.Info("server started", "address", ln.Addr().String(), "version", version())
+	log.Info("server started", "address", ln.Addr().String(), "tls", encrypted != nil, "version", version())
 	err = inst.run(ctx, ln)
 	log.Info("server stopped")
 	return err

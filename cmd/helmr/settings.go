@@ -45,6 +45,8 @@ var settingsTable = []setting{
 
 	{name: "HELMR_ADDR", server: true, fallback: "127.0.0.1:8080", want: "HOST:PORT", check: hostPort},
 	{name: "HELMR_PUBLIC_URL", server: true, want: "the URL that people reach the server under", check: webURL},
+	{name: tlsCert, server: true, want: "a file that holds a certificate with its chain, in PEM", check: readable},
+	{name: tlsKey, server: true, want: "a file that holds the certificate's key, in PEM", check: readable},
 	{name: "HELMR_SETUP_TOKEN", server: true, want: "a text that you choose", later: true},
 
 	{name: "HELMR_GITHUB_OAUTH_CLIENT_ID", server: true, want: "a text", later: true},
@@ -162,6 +164,12 @@ func readSettings(getenv func(string) string, of process) (s settings, unused []
 	}
 	if s["HELMR_PUBLIC_URL"] == "" && s["HELMR_ADDR"] != "" {
 		s["HELMR_PUBLIC_URL"] = "http://" + s["HELMR_ADDR"]
+		if s[tlsCert] != "" {
+			s["HELMR_PUBLIC_URL"] = "https://" + s["HELMR_ADDR"]
+		}
+	}
+	if err := s.checkCertificate(); err != nil && len(problems) == 0 {
+		problems = append(problems, err.Error())
 	}
 	if strings.HasPrefix(s["HELMR_BLOB_URL"], "s3:") {
 		for _, name := range []string{"HELMR_S3_ACCESS_KEY_ID", "HELMR_S3_SECRET_ACCESS_KEY"} {

@@ -18,14 +18,16 @@ const (
 )
 
 // Serve answers on ln until ctx is done, then stops in order: streams and long-polls end at once, requests that are
-// being answered get drainPeriod. HTTP/1.1 and unencrypted HTTP/2 share the listener. It gives nil after an orderly stop.
+// being answered get drainPeriod. HTTP/1.1 and HTTP/2 share the listener, encrypted if the configuration says so. It gives nil after an orderly stop.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
-	protocols.SetUnencryptedHTTP2(true)
+	protocols.SetHTTP2(s.config.TLS != nil)
+	protocols.SetUnencryptedHTTP2(s.config.TLS == nil)
 	srv := &http.Server{
 		Handler:           s.handler,
 		Protocols:         protocols,
+		TLSConfig:         s.config.TLS,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
@@ -36,6 +38,10 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		if s.config.TLS != nil {
+			failure = srv.ServeTLS(ln, "", "") // the certificate is in its configuration
+			return
+		}
 		failure = srv.Serve(ln)
 	}()
 	select {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"log/slog"
 	"net/http"
 	"path"
@@ -22,6 +23,8 @@ type Config struct {
 	// Mounts are handlers of other protocols on the same listener (the Worker RPC), by path pattern of http.ServeMux.
 	// They do their own authentication.
 	Mounts map[string]http.Handler
+	// TLS is how the server encrypts its connections; nil: it does not.
+	TLS *tls.Config
 	// Heartbeat is the period of comments on idle streams; 15 s by default.
 	Heartbeat time.Duration
 	// Registry collects the metrics shown at /metrics; New makes one with Go and process metrics if it is nil.
