@@ -34,7 +34,8 @@ var allowed = map[string]map[string]string{
 		"internal/server": "runs it", "rooms": "the real ones behind it", "internal/blob": "their object store", "internal/build/bundle": "makes bundles to deploy",
 		"internal/db": "and a test database", "internal/id": "ids", "client": "deploys as a client does",
 	},
-	"internal/egress/policy": {},
+	"internal/egress/policy":    {},
+	"internal/egress/authority": {},
 	"internal/egress": {
 		"internal/egress": "its parts", "internal/sandbox": "tests networks from inside real sandboxes", "internal/id": "names Computers in its tests",
 	},
@@ -72,6 +73,8 @@ var extra = map[string]string{
 	"internal/command -> internal/worker/proto":         "as internal/computer",
 	"internal/secret/binding -> internal/egress/policy": "origins are names, and must fit the network policy",
 	"internal/storage -> internal/blob/chunk":           "what is read of a manifest without a key, and what a reference is",
+	"internal/computer -> internal/egress/policy":       "protected bindings must fit it when a Computer is made",
+	"internal/computer -> internal/egress/authority":    "makes what a Computer is given in place of protected values",
 	"internal/deployment -> internal/build/bundle":      "the bundle format is shared by whoever makes, stores or unpacks one",
 }
 

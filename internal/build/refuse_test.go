@@ -81,7 +81,6 @@ func TestBadProjectsAreRefused(t *testing.T) {
 		"prepare":       {[]string{module, templateWith(`prepareNetwork: { blockAll: true }`)}, []string{module, `template "other"`, "prepareNetwork is given without prepare"}},
 		"refresh":       {[]string{module, templateWith(`refresh: { every: "often" }`)}, []string{module, `template "other"`, "refresh.every"}},
 		"delete unused": {[]string{module, templateWith(`deleteAfterUnused: "soon"`)}, []string{module, `template "other"`, "deleteAfterUnused"}},
-		"secrets":       {[]string{module, templateWith(`secrets: [{ secret: "T", env: { name: "T", mode: "protected", allowedOrigins: ["https://a.example.com"] } }]`)}, []string{module, `template "other"`, "secrets", "protected"}},
 		"task":          {[]string{module, "import { task } from '@helmr/sdk'\nexport const t = task({ id: 't' })"}, []string{module + ":2:18", "task()"}},
 
 		"dependencies without lockfile": {[]string{"package.json", `{"dependencies":{"zod":"^3"}}`}, []string{"package.json", "lockfile"}},

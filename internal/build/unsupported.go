@@ -2,8 +2,6 @@ package build
 
 import (
 	"fmt"
-
-	"helmr.dev/helmr/internal/secret/binding"
 )
 
 // unsupported lists what authors may write and this version of helmr does not do yet. It is refused here, so that it
@@ -22,18 +20,6 @@ var (
 		do    string
 	}{
 		{"triggers", func(a agentDefinition) bool { return len(a.Triggers) > 0 }, "Leave it out; create Sessions with `helmr session create` or the API"},
-	}
-	unsupportedInTemplates = []struct {
-		field string
-		used  func(templateDefinition) bool
-		do    string
-	}{
-		{`prepareSecrets with mode "protected"`, func(t templateDefinition) bool {
-			return binding.CheckSupported("prepareSecrets", t.PrepareSecrets) != nil
-		},
-			`Leave the binding out, or use mode "raw" or a file`},
-		{`secrets with mode "protected"`, func(t templateDefinition) bool { return binding.CheckSupported("secrets", t.Secrets) != nil },
-			`Leave the binding out, or use mode "raw" or a file if the Computer may see the value`},
 	}
 )
 
@@ -55,13 +41,6 @@ func checkSupported(d definition) error {
 		for _, row := range unsupportedInAgents {
 			if row.used(*a) {
 				return problem(where("agent", a.ID), row.do, "%s %s", row.field, notYet)
-			}
-		}
-	}
-	if t := d.Template; t != nil {
-		for _, row := range unsupportedInTemplates {
-			if row.used(*t) {
-				return problem(where("template", t.ID), row.do, "%s %s", row.field, notYet)
 			}
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/deployment"
+	"helmr.dev/helmr/internal/egress/authority"
+	"helmr.dev/helmr/internal/egress/policy"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/secret"
 	"helmr.dev/helmr/internal/secret/binding"
@@ -23,7 +25,7 @@ func bindingsFor(tx *db.Tx, environmentID string, t *deployment.TemplateDefiniti
 	}
 	added, err := binding.Normalize("secrets", added)
 	if err == nil {
-		err = binding.CheckSupported("secrets", added)
+		err = checkPolicy(added, t.Network)
 	}
 	if err != nil {
 		return nil, refused(err)
@@ -44,6 +46,17 @@ func bindingsFor(tx *db.Tx, environmentID string, t *deployment.TemplateDefiniti
 	return all, secret.RequireExisting(tx, environmentID, "the request", binding.Names(added))
 }
 
+// checkPolicy refuses protected bindings that cannot work under the network of their Computer.
+func checkPolicy(bindings []api.SecretBinding, network json.RawMessage) error {
+	p := policy.Policy{BlockAll: true} // as a Worker takes one that is missing
+	if len(network) > 0 {
+		if err := json.Unmarshal(network, &p); err != nil {
+			return fmt.Errorf("decode network: %w", err)
+		}
+	}
+	return binding.CheckPolicy("secrets", bindings, p)
+}
+
 // refused gives a broken rule of bindings to the caller.
 func refused(err error) error {
 	if e, ok := errors.AsType[*binding.Error](err); ok {
@@ -59,7 +72,11 @@ func bind(tx *db.Tx, computerID string, bindings []api.SecretBinding) error {
 		if err != nil {
 			return fmt.Errorf("encode binding: %w", err)
 		}
-		if _, err := tx.Exec(sqlBind, computerID, i, b.Secret, string(text)); err != nil {
+		var placeholder *string
+		if b.Env != nil && b.Env.Mode == binding.Protected {
+			placeholder = ptr(authority.NewPlaceholder())
+		}
+		if _, err := tx.Exec(sqlBind, computerID, i, b.Secret, string(text), placeholder); err != nil {
 			return fmt.Errorf("insert binding: %w", err)
 		}
 	}
@@ -165,12 +182,13 @@ func NewResolver(d *db.DB, secrets *secret.Service, now func() time.Time) *Resol
 }
 
 // Resolve gives the present values of a Computer's raw and file bindings to the Worker that holds it, for one process that
-// is about to start. That the Computer receives them is on record before they leave. Errors: lease_lost,
-// secret_unavailable.
+// is about to start, and placeholders for protected ones. That the Computer receives values is on record before they leave.
+// Errors: lease_lost, secret_unavailable.
 func (s *Resolver) Resolve(ctx context.Context, req *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error) {
 	var environmentID string
 	var bindings []api.SecretBinding
 	var sealed []*secret.Sealed
+	var guarded map[string]string
 	err := s.db.Write(ctx, func(tx *db.Tx) error {
 		sealed = nil
 		r, err := LockLease(tx, req.GetComputerId(), req.GetWorkerId(), req.GetEpoch())
@@ -179,6 +197,9 @@ func (s *Resolver) Resolve(ctx context.Context, req *workerpb.ResolveSecretsRequ
 		}
 		environmentID = r.EnvironmentID
 		if bindings, err = Bindings(tx, r); err != nil {
+			return err
+		}
+		if guarded, err = placeholders(tx, r); err != nil {
 			return err
 		}
 		now := db.Millis(s.now())
@@ -203,6 +224,7 @@ func (s *Resolver) Resolve(ctx context.Context, req *workerpb.ResolveSecretsRequ
 	out := &workerpb.ResolveSecretsResponse{}
 	for i, b := range bindings {
 		if b.Env != nil && b.Env.Mode != binding.Raw {
+			out.Variables = append(out.Variables, &workerpb.SecretVariable{Name: b.Env.Name, Value: []byte(guarded[b.Env.Name])})
 			continue
 		}
 		value, err := s.secrets.Open(environmentID, sealed[i])

@@ -124,7 +124,7 @@ const (
 )
 
 const (
-	sqlBind     = `INSERT INTO computer_secrets (computer_id, position, secret, binding) VALUES (?, ?, ?, ?)`
+	sqlBind     = `INSERT INTO computer_secrets (computer_id, position, secret, binding, placeholder) VALUES (?, ?, ?, ?, ?)`
 	sqlBindings = `SELECT binding FROM computer_secrets WHERE computer_id = ? ORDER BY position`
 	// Bindings whose Secret is revoked, or so long that a variable may not hold it.
 	sqlSuspectBindings = `SELECT b.binding FROM computer_secrets b, secrets s, secret_versions v WHERE b.computer_id = ?
@@ -143,4 +143,15 @@ const (
 	sqlFirstManifests = `SELECT first_manifest FROM computers WHERE environment_id = ? AND status <> 'deleted' AND recovery_save_id IS NULL AND first_manifest IS NOT NULL`
 
 	sqlMemoryManifests = `SELECT p.memory_manifest FROM computers c JOIN captures p ON p.computer_id = c.id WHERE c.environment_id = ?`
+)
+
+// Protected Secrets.
+const (
+	sqlProtected = `SELECT COUNT(*) FROM computer_secrets WHERE computer_id = ? AND placeholder IS NOT NULL`
+	sqlGuarded   = `SELECT binding, placeholder FROM computer_secrets WHERE computer_id = ? AND placeholder IS NOT NULL ORDER BY position`
+	sqlBehind    = `SELECT binding FROM computer_secrets WHERE computer_id = ? AND placeholder = ?`
+	sqlHeld      = `SELECT environment_id, worker_id, lease_epoch FROM computers WHERE id = ?`
+
+	sqlAuthority       = `SELECT certificate, sealed_key FROM computer_authorities WHERE computer_id = ?`
+	sqlAuthorityInsert = `INSERT INTO computer_authorities (computer_id, certificate, sealed_key, created_at) VALUES (?, ?, ?, ?)`
 )

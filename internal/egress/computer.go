@@ -27,6 +27,7 @@ type computer struct {
 	connections, resolutions chan struct{} // a place for each
 	attempts                 attempts
 	web                      *http.Transport // of the HTTP proxy
+	shield                   shield
 }
 
 func (g *Gateway) newComputer(rec record) *computer {
@@ -34,12 +35,14 @@ func (g *Gateway) newComputer(rec record) *computer {
 		connections: make(chan struct{}, maxConnections), resolutions: make(chan struct{}, maxResolutions), attempts: attempts{tried: make(chan struct{}, 1)}}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	c.web = g.transport(c)
+	c.shield.origins = parseOrigins(rec.Protected)
 	return c
 }
 
 func (c *computer) end() {
 	c.stop()
 	c.web.CloseIdleConnections()
+	c.shield.close()
 }
 
 func (c *computer) link() string { return fmt.Sprintf("c%d", c.Slot) }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,6 +38,8 @@ type Config struct {
 	Blocked []netip.Prefix
 	// Business are the private ranges that policies may open.
 	Business []netip.Prefix
+	// Roots verify protected origins; nil is the host's.
+	Roots *x509.CertPool
 	// HostNS is the network namespace that traffic leaves through; nil is the process's own.
 	HostNS *os.File
 	Log    *slog.Logger
@@ -211,9 +214,9 @@ func (g *Gateway) sweep() error {
 	return nil
 }
 
-// Add gives a Computer a network under a policy. A Computer that has one is refused: Remove it first. On error nothing
-// of it is left.
-func (g *Gateway) Add(id string, p policy.Policy) (Network, error) {
+// Add gives a Computer a network under a policy. protected are the origins, in the form of bindings, that are reached
+// through Protect alone. A Computer that has a network is refused: Remove it first. On error nothing of it is left.
+func (g *Gateway) Add(id string, p policy.Policy, protected ...string) (Network, error) {
 	if p.BlockAll {
 		return Network{}, nil // not even a namespace: the sandbox has no network at all
 	}
@@ -229,7 +232,7 @@ func (g *Gateway) Add(id string, p policy.Policy) (Network, error) {
 	if err != nil {
 		return Network{}, fmt.Errorf("network of computer %s: %w", id, err)
 	}
-	c := g.newComputer(record{ID: id, Slot: slot, Policy: p})
+	c := g.newComputer(record{ID: id, Slot: slot, Policy: p, Protected: protected})
 	if err := g.add(c); err != nil {
 		return Network{}, errors.Join(fmt.Errorf("network of computer %s: %w", id, err), g.remove(c))
 	}
@@ -460,6 +463,8 @@ type record struct {
 	ID     string        `json:"id"`
 	Slot   int           `json:"slot"`
 	Policy policy.Policy `json:"policy"`
+	// Protected are origins that are never reached but through the Computer's guard.
+	Protected []string `json:"protected,omitempty"`
 }
 
 func (g *Gateway) recordPath(id string) string {

@@ -43,6 +43,11 @@ func protocolIs(number byte) []expr.Any {
 	return append(load(expr.MetaKeyL4PROTO, 1), equals([]byte{number})...)
 }
 
+// port loads the destination port of TCP and UDP.
+func port(register uint32) []expr.Any {
+	return []expr.Any{&expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}}
+}
+
 // portIs matches the destination port of TCP and UDP.
 func portIs(port uint16) []expr.Any {
 	return append([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2}},

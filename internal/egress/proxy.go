@@ -67,6 +67,11 @@ func (g *Gateway) relayTLS(conn *guestConn) {
 	_ = conn.SetReadDeadline(time.Now().Add(helloTimeout))
 	name, hello, reason := readHello(conn)
 	_ = conn.SetReadDeadline(time.Time{})
+	if c.policy.Open() || c.shield.origins != nil {
+		if handled := g.shielded(conn, name, hello, reason); handled {
+			return
+		}
+	}
 	if reason != "" {
 		c.attempts.add(Attempt{Kind: "tls", Name: name, Reason: reason})
 		refuseTLS(conn.TCPConn)
@@ -134,7 +139,7 @@ func readHello(r io.Reader) (name string, read []byte, reason policy.Reason) {
 	}}).Handshake()
 	switch {
 	case hello == nil || !errors.Is(err, enough):
-		return "", nil, policy.ReasonProtocol
+		return "", seen.read.Bytes(), policy.ReasonProtocol
 	case slices.Contains(hello.Extensions, extensionECH):
 		return hello.ServerName, nil, policy.ReasonECH
 	case hello.ServerName == "":

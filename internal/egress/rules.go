@@ -38,6 +38,7 @@ type rules struct {
 	table *nftables.Table
 
 	members *nftables.Set // interface and source address of every Computer: what does not match is dropped
+	caught  *nftables.Set // interface and port: what goes there under an open policy ends in the proxy of TLS
 	listed  *nftables.Set // interfaces of Computers with an allowlist
 	open    *nftables.Set // interfaces of Computers with an open policy
 	public  *nftables.Set // destinations that no rule of the installation denies: what is not in it is refused
@@ -57,6 +58,8 @@ func newRules(ns *os.File) *rules {
 	}
 	r.members = set("members", nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr))
 	r.members.Concatenation = true
+	r.caught = set("caught", nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeInetService))
+	r.caught.Concatenation = true
 	r.listed, r.open = set("listed", nftables.TypeIFName), set("open", nftables.TypeIFName)
 	r.public = set("public", nftables.TypeIPAddr)
 	r.public.Interval = true
@@ -111,7 +114,7 @@ func (r *rules) replace(computers []*computer, denied []netip.Prefix) error {
 	for name, hook := range map[string]*nftables.ChainHook{"input": nftables.ChainHookInput, "forward": nftables.ChainHookForward, "output": nftables.ChainHookOutput} {
 		c.AddChain(&nftables.Chain{Table: six, Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: nftables.ChainPriorityFilter, Policy: &drop})
 	}
-	for _, s := range append(r.dynamic(), r.members, r.listed, r.open, r.public) {
+	for _, s := range append(r.dynamic(), r.members, r.caught, r.listed, r.open, r.public) {
 		if err := c.AddSet(s, nil); err != nil {
 			return fmt.Errorf("add nftables set: %w", err)
 		}
@@ -157,6 +160,10 @@ func (r *rules) chains(c *nftables.Conn) {
 			[]expr.Any{&expr.Immediate{Register: 1, Data: binaryutil.BigEndian.PutUint16(to)}, &expr.Redir{RegisterProtoMin: 1}})
 	}
 
+	caught := slices.Concat(load(expr.MetaKeyIIFNAME, 1), port(unix.NFT_REG32_00+4), in(r.caught, 1))
+	rule(steer, protocolIs(unix.IPPROTO_TCP), caught,
+		[]expr.Any{&expr.Immediate{Register: 1, Data: binaryutil.BigEndian.PutUint16(portTLS)}, &expr.Redir{RegisterProtoMin: 1}})
+
 	rule(input, state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictAccept))
 	rule(input, state(expr.CtStateBitINVALID), verdict(expr.VerdictDrop))
 	rule(input, protocolIs(unix.IPPROTO_UDP), destinationIs(resolverAddress), portIs(portDNS), load(expr.MetaKeyIIFNAME, 1),
@@ -169,10 +176,13 @@ func (r *rules) chains(c *nftables.Conn) {
 	for _, port := range []uint16{portTLS, portHTTP} {
 		rule(input, load(expr.MetaKeyIIFNAME, 1), in(r.listed, 1), protocolIs(unix.IPPROTO_TCP), portIs(port), redirected(), verdict(expr.VerdictAccept))
 	}
+	rule(input, load(expr.MetaKeyIIFNAME, 1), in(r.open, 1), protocolIs(unix.IPPROTO_TCP), portIs(portTLS), redirected(), verdict(expr.VerdictAccept))
 	rule(input, jump(refuse))
 
 	rule(forward, state(expr.CtStateBitINVALID), verdict(expr.VerdictDrop))
 	rule(forward, interfaceIs(expr.MetaKeyIIFNAME, uplinkInside), state(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), verdict(expr.VerdictAccept))
+	// No HTTP/3 beside the proxy of protected origins: programs fall back to TCP.
+	rule(forward, protocolIs(unix.IPPROTO_UDP), caught, jump(refuse))
 	// A set that is being replaced is empty for a moment, so what it does not have is refused, never let through. What
 	// goes on already is then only dropped: it is sent again.
 	open := slices.Concat(load(expr.MetaKeyIIFNAME, 1), in(r.open, 1), interfaceIs(expr.MetaKeyOIFNAME, uplinkInside))
@@ -205,6 +215,11 @@ func (r *rules) addElements(c *nftables.Conn, m *computer) error {
 	if m.policy.Open() {
 		which = r.open
 	}
+	if ports := caughtPorts(m); len(ports) > 0 {
+		if err := c.SetAddElements(r.caught, ports); err != nil {
+			return fmt.Errorf("add nftables elements: %w", err)
+		}
+	}
 	err := errors.Join(c.SetAddElements(r.members, element(m)), c.SetAddElements(which, []nftables.SetElement{{Key: ifname(m.link())}}))
 	if err != nil {
 		return fmt.Errorf("add nftables elements: %w", err)
@@ -230,8 +245,11 @@ func (r *rules) add(m *computer) error {
 // remove shuts a Computer out. One that is not there is no error.
 func (r *rules) remove(m *computer) error {
 	for set, elements := range map[*nftables.Set][]nftables.SetElement{
-		r.members: element(m), r.listed: {{Key: ifname(m.link())}}, r.open: {{Key: ifname(m.link())}},
+		r.members: element(m), r.listed: {{Key: ifname(m.link())}}, r.open: {{Key: ifname(m.link())}}, r.caught: caughtPorts(m),
 	} {
+		if len(elements) == 0 {
+			continue
+		}
 		c, err := r.conn()
 		if err != nil {
 			return err

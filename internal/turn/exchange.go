@@ -178,8 +178,12 @@ func (x *exchange) spec() error {
 	default:
 		network = string(template.Network)
 	}
+	protected, err := computer.Protected(x.tx, x.c)
+	if err != nil {
+		return err
+	}
 	x.out.Spec = &workerpb.ComputerSpec{EnvironmentId: x.c.EnvironmentID, ImageDigest: x.c.ImageDigest, MilliCpu: x.c.MilliCPU, MemoryMib: x.c.MemoryMiB,
-		DiskMib: x.c.DiskMiB, SaveManifest: manifest, Network: network, Shared: manifest != "" && x.c.RecoverySaveID == nil}
+		DiskMib: x.c.DiskMiB, SaveManifest: manifest, Network: network, Protected: protected, Shared: manifest != "" && x.c.RecoverySaveID == nil}
 	if x.c.Residency == computer.Resuming {
 		return x.resume()
 	}

@@ -39,8 +39,10 @@ type computer struct {
 	env     string // environment id
 	link    *guest.Client
 	guest   guestState
-	saveID  string
-	fenced  bool
+	// protection is nil for a Computer without protected Secrets.
+	protection *protection
+	saveID     string
+	fenced     bool
 	// stopping says that the sandbox is being removed because the server asked for it.
 	stopping bool
 	// capture is the capture under way, captureFailures how many failed in a row.
@@ -259,7 +261,7 @@ func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec
 	if err != nil {
 		return err
 	}
-	net, mounts, err := c.network(spec.GetNetwork())
+	net, mounts, err := c.network(ctx, spec)
 	if err != nil {
 		return err
 	}
@@ -387,6 +389,13 @@ func (c *computer) reconnect(ctx context.Context, frozen bool) error {
 	_, config, err := c.w.assets.image(ctx, spec.GetImageDigest())
 	if err != nil {
 		return fmt.Errorf("read image: %w", err)
+	}
+	prot, err := c.openProtection(ctx, spec)
+	if err != nil {
+		return err
+	}
+	if err := c.protect(prot); err != nil {
+		return err
 	}
 	if frozen { // the first Exchange says whether a capture of it is still wanted
 		c.mu.Lock()

@@ -29,13 +29,20 @@ func readPolicy(text string) (policy.Policy, error) {
 
 // network makes the network of a Computer that is about to start: the namespace for its sandbox, "" for none, and what
 // to bind into it.
-func (c *computer) network(text string) (netNS string, mounts []sandbox.Mount, err error) {
-	p, err := readPolicy(text)
+func (c *computer) network(ctx context.Context, spec *workerpb.ComputerSpec) (netNS string, mounts []sandbox.Mount, err error) {
+	p, err := readPolicy(spec.GetNetwork())
 	if err != nil || c.w.cfg.Network == nil {
 		return "", nil, err
 	}
-	n, err := c.w.cfg.Network.Add(c.id, p)
+	prot, err := c.openProtection(ctx, spec)
+	if err != nil {
+		return "", nil, err
+	}
+	n, err := c.w.cfg.Network.Add(c.id, p, prot.origins()...)
 	if err != nil || n.NetNS == "" {
+		return "", nil, err
+	}
+	if err := c.protect(prot); err != nil {
 		return "", nil, err
 	}
 	return n.NetNS, []sandbox.Mount{{Source: n.ResolvConf, Destination: resolvConfInside}}, nil

@@ -139,3 +139,11 @@ func (r *remote) ReportNetwork(ctx context.Context, req *workerpb.ReportNetworkR
 func (r *remote) ResolveSecrets(ctx context.Context, req *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error) {
 	return r.c.ResolveSecrets(ctx, req)
 }
+
+func (r *remote) OpenProtection(ctx context.Context, req *workerpb.OpenProtectionRequest) (*workerpb.OpenProtectionResponse, error) {
+	return r.c.OpenProtection(ctx, req)
+}
+
+func (r *remote) ResolveProtected(ctx context.Context, req *workerpb.ResolveProtectedRequest) (*workerpb.ResolveProtectedResponse, error) {
+	return r.c.ResolveProtected(ctx, req)
+}

@@ -34,7 +34,8 @@ func (c *computer) deliverSecrets(ctx context.Context, link *guest.Client, user 
 	for _, v := range resp.GetVariables() {
 		variables = append(variables, v.GetName()+"="+string(v.GetValue()))
 	}
-	return variables, "", nil
+	trust, err := c.trust(ctx, link)
+	return append(variables, trust...), "", err
 }
 
 // overlay gives the variables of base with those of own over them, each name once.

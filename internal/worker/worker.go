@@ -43,6 +43,8 @@ type Server interface {
 	StoreOutput(context.Context, *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error)
 	ReportNetwork(context.Context, *workerpb.ReportNetworkRequest) (*workerpb.ReportNetworkResponse, error)
 	ResolveSecrets(context.Context, *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error)
+	OpenProtection(context.Context, *workerpb.OpenProtectionRequest) (*workerpb.OpenProtectionResponse, error)
+	ResolveProtected(context.Context, *workerpb.ResolveProtectedRequest) (*workerpb.ResolveProtectedResponse, error)
 }
 
 // Config says what a Worker works with. All fields are required but EnrollmentToken, ImageDir and Guard.

@@ -276,6 +276,9 @@ func (t *Template) validate(field string) error {
 	if err := validateSecrets(field+".secrets", t.Secrets); err != nil {
 		return err
 	}
+	if err := binding.CheckPolicy(field+".secrets", t.Secrets, t.Network); err != nil {
+		return badBinding(err)
+	}
 	if err := t.validatePreparation(field); err != nil {
 		return err
 	}
@@ -307,9 +310,6 @@ func (t *Template) validatePreparation(field string) error {
 
 func validateSecrets(field string, bindings []api.SecretBinding) error {
 	normal, err := binding.Normalize(field, bindings)
-	if err == nil {
-		err = binding.CheckSupported(field, bindings)
-	}
 	if err != nil {
 		return badBinding(err)
 	}

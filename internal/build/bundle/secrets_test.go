@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/egress/policy"
 	"helmr.dev/helmr/internal/fault"
 )
 
@@ -13,6 +14,10 @@ func TestSpec_10_03_ManifestBindings(t *testing.T) {
 	with := func(bindings ...api.SecretBinding) *Manifest {
 		m := valid()
 		m.Plan.Templates[0].Secrets = bindings
+		return m
+	}
+	listed := func(m *Manifest) *Manifest {
+		m.Plan.Templates[0].Network = policy.Policy{AllowDomains: []policy.Entry{{Pattern: "b.example.com"}}}
 		return m
 	}
 	env := func(name string) api.SecretBinding {
@@ -30,8 +35,9 @@ func TestSpec_10_03_ManifestBindings(t *testing.T) {
 		`secrets[0].env.name is "PATH", which the image`: with(env("PATH")),
 		"secrets[1].env.name":                            with(env("A"), env("A")),
 		"secrets[0] has neither env nor file":            with(api.SecretBinding{Secret: "TOKEN"}),
-		`"protected", which this version of helmr does not support yet`: with(api.SecretBinding{Secret: "TOKEN",
-			Env: &api.SecretEnv{Name: "TOKEN", Mode: "protected", AllowedOrigins: []string{"https://a.example.com"}}}),
+		// TestSpec_09_19: the Template allows other domains only.
+		"which no entry of allowDomains matches": listed(with(api.SecretBinding{Secret: "TOKEN",
+			Env: &api.SecretEnv{Name: "TOKEN", Mode: "protected", AllowedOrigins: []string{"https://a.example.com"}}})),
 	} {
 		data, err := Canonical(bad)
 		if err != nil {

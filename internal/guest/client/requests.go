@@ -48,11 +48,14 @@ type ExecCommand struct {
 	Refused string
 }
 
-// PlaceFile is a file that only User may read. Folders above it are made when missing.
+// PlaceFile is a file that only User may read, or everyone if it is Public. Folders above it are made when missing.
 type PlaceFile struct {
 	Path    string
 	Content []byte
 	User    string
+	Public  bool
+	// After names files of the Computer: the first that is there, and that root lets everyone read, comes before Content.
+	After []string
 }
 
 // AckCommand acknowledges a Command's start, its output through a chunk of each stream, and its end.
@@ -258,7 +261,7 @@ func (c *Client) ExecCommand(ctx context.Context, e ExecCommand) error {
 
 // PlaceFile writes a file, whole or not at all. ErrInvalid says that it cannot be there.
 func (c *Client) PlaceFile(ctx context.Context, f PlaceFile) error {
-	_, err := c.call(ctx, "place file", &proto.Request{Kind: &proto.Request_PlaceFile{PlaceFile: &proto.PlaceFile{Path: f.Path, Content: f.Content, User: f.User}}}, nil)
+	_, err := c.call(ctx, "place file", &proto.Request{Kind: &proto.Request_PlaceFile{PlaceFile: &proto.PlaceFile{Path: f.Path, Content: f.Content, User: f.User, Public: f.Public, After: f.After}}}, nil)
 	return err
 }
 

@@ -1870,7 +1870,7 @@ func (x *ExecCommand) GetRefused() string {
 	return ""
 }
 
-// PlaceFile writes a file that only its owner may read: whole or not at all, in folders that are made when missing. INVALID
+// PlaceFile writes a file that only its owner may read, unless it is public: whole or not at all, in folders that are made when missing. INVALID
 // says that it cannot be there, and why.
 type PlaceFile struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1878,7 +1878,11 @@ type PlaceFile struct {
 	Path    string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
 	Content []byte `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
 	// The owner, as in StartProcess.
-	User          string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	User string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	// Everyone may read it.
+	Public bool `protobuf:"varint,4,opt,name=public,proto3" json:"public,omitempty"`
+	// The first of these files that is there and that root lets everyone read comes before content.
+	After         []string `protobuf:"bytes,5,rep,name=after,proto3" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1932,6 +1936,20 @@ func (x *PlaceFile) GetUser() string {
 		return x.User
 	}
 	return ""
+}
+
+func (x *PlaceFile) GetPublic() bool {
+	if x != nil {
+		return x.Public
+	}
+	return false
+}
+
+func (x *PlaceFile) GetAfter() []string {
+	if x != nil {
+		return x.After
+	}
+	return nil
 }
 
 type CancelCommand struct {
@@ -2404,11 +2422,13 @@ const file_internal_guest_proto_guest_proto_rawDesc = "" +
 	"\x05stdin\x18\x06 \x01(\fR\x05stdin\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\a \x01(\x03R\ttimeoutMs\x12\x18\n" +
-	"\arefused\x18\b \x01(\tR\arefused\"M\n" +
+	"\arefused\x18\b \x01(\tR\arefused\"{\n" +
 	"\tPlaceFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\fR\acontent\x12\x12\n" +
-	"\x04user\x18\x03 \x01(\tR\x04user\".\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x16\n" +
+	"\x06public\x18\x04 \x01(\bR\x06public\x12\x14\n" +
+	"\x05after\x18\x05 \x03(\tR\x05after\".\n" +
 	"\rCancelCommand\x12\x1d\n" +
 	"\n" +
 	"command_id\x18\x01 \x01(\tR\tcommandId\"\xab\x01\n" +

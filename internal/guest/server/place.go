@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"strconv"
@@ -21,7 +22,7 @@ const maxLinks = 40
 // placed numbers the temporary names of files that are being placed.
 var placed atomic.Int64
 
-// placeFile writes a file for its owner alone. PID 1 may write everywhere, so it does not let programs of other users lead it
+// placeFile writes a file, for its owner alone unless it is public. PID 1 may write everywhere, so it does not let programs of other users lead it
 // astray: a symbolic link on the way is followed only if root made it, and one at the end is replaced.
 func (s *Server) placeFile(r *proto.PlaceFile) (proto.Status, string) {
 	if !path.IsAbs(r.GetPath()) || path.Clean(r.GetPath()) != r.GetPath() || r.GetPath() == "/" || strings.ContainsRune(r.GetPath(), 0) {
@@ -31,13 +32,47 @@ func (s *Server) placeFile(r *proto.PlaceFile) (proto.Status, string) {
 	if err != nil {
 		return proto.Status_STATUS_INVALID, fmt.Sprintf("user %q: %v", r.GetUser(), err)
 	}
-	if err := place(r.GetPath(), r.GetContent(), int(uid), int(gid)); err != nil {
+	mode := uint32(0o600)
+	if r.GetPublic() {
+		mode = 0o644
+	}
+	content := append(firstPublic(r.GetAfter()), r.GetContent()...)
+	if err := place(r.GetPath(), content, int(uid), int(gid), mode); err != nil {
 		return proto.Status_STATUS_INVALID, short(fmt.Sprintf("%s: %v", r.GetPath(), err))
 	}
 	return proto.Status_STATUS_OK, ""
 }
 
-func place(name string, content []byte, uid, gid int) error {
+// maxBefore bounds a file that comes before placed content, in bytes.
+const maxBefore = 8 << 20
+
+// firstPublic reads the first of the files that is there, with a line break at its end. PID 1 may read everything, so it
+// takes only what root owns and lets everyone read: nobody gets to see more through it.
+func firstPublic(names []string) []byte {
+	for _, name := range names {
+		f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err != nil {
+			continue
+		}
+		var st unix.Stat_t
+		var text []byte
+		err = unix.Fstat(int(f.Fd()), &st)
+		if err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Uid == 0 && st.Mode&0o004 != 0 && st.Size <= maxBefore {
+			text, err = io.ReadAll(io.LimitReader(f, maxBefore))
+		}
+		_ = f.Close() // only read
+		if err != nil || len(text) == 0 {
+			continue
+		}
+		if text[len(text)-1] != '\n' {
+			text = append(text, '\n')
+		}
+		return text
+	}
+	return nil
+}
+
+func place(name string, content []byte, uid, gid int, mode uint32) error {
 	dir, err := openDir(path.Dir(name), uid, gid)
 	if err != nil {
 		return err
@@ -55,7 +90,7 @@ func place(name string, content []byte, uid, gid int) error {
 		err = unix.Fchown(fd, uid, gid)
 	}
 	if err == nil {
-		err = unix.Fchmod(fd, 0o600)
+		err = unix.Fchmod(fd, mode)
 	}
 	if err = errors.Join(err, file.Close()); err == nil {
 		err = unix.Renameat(dir, temporary, dir, path.Base(name))

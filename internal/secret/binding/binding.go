@@ -245,16 +245,6 @@ func CheckPolicy(field string, bindings []api.SecretBinding, p policy.Policy) er
 	return nil
 }
 
-// CheckSupported refuses what this version of helmr cannot deliver: protected bindings need the proxy.
-func CheckSupported(field string, bindings []api.SecretBinding) error {
-	for i, b := range bindings {
-		if b.Env != nil && b.Env.Mode == Protected {
-			return refuse(fmt.Sprintf("%s[%d].env.mode", field, i), `is "protected", which this version of helmr does not support yet; leave the binding out, or bind it "raw" if the Computer may see the value`)
-		}
-	}
-	return nil
-}
-
 // Names gives the Secrets that bindings name, each once, sorted.
 func Names(bindings []api.SecretBinding) []string {
 	names := make([]string, 0, len(bindings))

@@ -151,3 +151,11 @@ func (g *guarded) ReportNetwork(ctx context.Context, r *workerpb.ReportNetworkRe
 func (g *guarded) ResolveSecrets(ctx context.Context, r *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error) {
 	return g.s.ResolveSecrets(ctx, r)
 }
+
+func (g *guarded) OpenProtection(ctx context.Context, r *workerpb.OpenProtectionRequest) (*workerpb.OpenProtectionResponse, error) {
+	return g.s.OpenProtection(ctx, r)
+}
+
+func (g *guarded) ResolveProtected(ctx context.Context, r *workerpb.ResolveProtectedRequest) (*workerpb.ResolveProtectedResponse, error) {
+	return g.s.ResolveProtected(ctx, r)
+}

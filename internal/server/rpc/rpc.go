@@ -184,3 +184,13 @@ func (s *Service) ReportNetwork(ctx context.Context, r *workerpb.ReportNetworkRe
 func (s *Service) ResolveSecrets(ctx context.Context, r *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error) {
 	return s.secrets.Resolve(ctx, r)
 }
+
+// OpenProtection gives what the proxy of a Computer works with.
+func (s *Service) OpenProtection(ctx context.Context, r *workerpb.OpenProtectionRequest) (*workerpb.OpenProtectionResponse, error) {
+	return s.secrets.OpenProtection(ctx, r)
+}
+
+// ResolveProtected gives the values behind placeholders for one request.
+func (s *Service) ResolveProtected(ctx context.Context, r *workerpb.ResolveProtectedRequest) (*workerpb.ResolveProtectedResponse, error) {
+	return s.secrets.ResolveProtected(ctx, r)
+}

@@ -286,6 +286,60 @@ func (WantedCommand_Action) EnumDescriptor() ([]byte, []int) {
 	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{30, 0}
 }
 
+type ProtectedValue_State int32
+
+const (
+	// No binding of the Computer has the placeholder.
+	ProtectedValue_STATE_UNKNOWN ProtectedValue_State = 0
+	ProtectedValue_STATE_REVOKED ProtectedValue_State = 1
+	// The binding does not name the origin: the placeholder stays.
+	ProtectedValue_STATE_ELSEWHERE ProtectedValue_State = 2
+	ProtectedValue_STATE_VALUE     ProtectedValue_State = 3
+)
+
+// Enum value maps for ProtectedValue_State.
+var (
+	ProtectedValue_State_name = map[int32]string{
+		0: "STATE_UNKNOWN",
+		1: "STATE_REVOKED",
+		2: "STATE_ELSEWHERE",
+		3: "STATE_VALUE",
+	}
+	ProtectedValue_State_value = map[string]int32{
+		"STATE_UNKNOWN":   0,
+		"STATE_REVOKED":   1,
+		"STATE_ELSEWHERE": 2,
+		"STATE_VALUE":     3,
+	}
+)
+
+func (x ProtectedValue_State) Enum() *ProtectedValue_State {
+	p := new(ProtectedValue_State)
+	*p = x
+	return p
+}
+
+func (x ProtectedValue_State) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ProtectedValue_State) Descriptor() protoreflect.EnumDescriptor {
+	return file_internal_worker_proto_worker_proto_enumTypes[5].Descriptor()
+}
+
+func (ProtectedValue_State) Type() protoreflect.EnumType {
+	return &file_internal_worker_proto_worker_proto_enumTypes[5]
+}
+
+func (x ProtectedValue_State) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ProtectedValue_State.Descriptor instead.
+func (ProtectedValue_State) EnumDescriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{40, 0}
+}
+
 type RegisterRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1390,7 +1444,9 @@ type ComputerSpec struct {
 	// save_manifest is a prepared image, which other Computers of the Environment start from too.
 	Shared bool `protobuf:"varint,13,opt,name=shared,proto3" json:"shared,omitempty"`
 	// The Computer is hibernated: its memory is restored, and the disk with it.
-	Resume        *Resume `protobuf:"bytes,12,opt,name=resume,proto3" json:"resume,omitempty"`
+	Resume *Resume `protobuf:"bytes,12,opt,name=resume,proto3" json:"resume,omitempty"`
+	// Secrets are bound in protected mode: open the protection before anything runs.
+	Protected     bool `protobuf:"varint,20,opt,name=protected,proto3" json:"protected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1486,6 +1542,13 @@ func (x *ComputerSpec) GetResume() *Resume {
 		return x.Resume
 	}
 	return nil
+}
+
+func (x *ComputerSpec) GetProtected() bool {
+	if x != nil {
+		return x.Protected
+	}
+	return false
 }
 
 type Resume struct {
@@ -2772,6 +2835,354 @@ func (x *SecretFile) GetContent() []byte {
 	return nil
 }
 
+type OpenProtectionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	WorkerId      string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
+	ComputerId    string                 `protobuf:"bytes,2,opt,name=computer_id,json=computerId,proto3" json:"computer_id,omitempty"`
+	Epoch         int64                  `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenProtectionRequest) Reset() {
+	*x = OpenProtectionRequest{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenProtectionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenProtectionRequest) ProtoMessage() {}
+
+func (x *OpenProtectionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenProtectionRequest.ProtoReflect.Descriptor instead.
+func (*OpenProtectionRequest) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *OpenProtectionRequest) GetWorkerId() string {
+	if x != nil {
+		return x.WorkerId
+	}
+	return ""
+}
+
+func (x *OpenProtectionRequest) GetComputerId() string {
+	if x != nil {
+		return x.ComputerId
+	}
+	return ""
+}
+
+func (x *OpenProtectionRequest) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type OpenProtectionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The authority that the Computer trusts: its certificate in DER and its private key in PKCS #8.
+	Certificate   []byte              `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	Key           []byte              `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Bindings      []*ProtectedBinding `protobuf:"bytes,3,rep,name=bindings,proto3" json:"bindings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenProtectionResponse) Reset() {
+	*x = OpenProtectionResponse{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenProtectionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenProtectionResponse) ProtoMessage() {}
+
+func (x *OpenProtectionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenProtectionResponse.ProtoReflect.Descriptor instead.
+func (*OpenProtectionResponse) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *OpenProtectionResponse) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *OpenProtectionResponse) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *OpenProtectionResponse) GetBindings() []*ProtectedBinding {
+	if x != nil {
+		return x.Bindings
+	}
+	return nil
+}
+
+type ProtectedBinding struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Placeholder string                 `protobuf:"bytes,1,opt,name=placeholder,proto3" json:"placeholder,omitempty"`
+	// Origins in normal form that are given the value.
+	Origins       []string `protobuf:"bytes,2,rep,name=origins,proto3" json:"origins,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProtectedBinding) Reset() {
+	*x = ProtectedBinding{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProtectedBinding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProtectedBinding) ProtoMessage() {}
+
+func (x *ProtectedBinding) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProtectedBinding.ProtoReflect.Descriptor instead.
+func (*ProtectedBinding) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ProtectedBinding) GetPlaceholder() string {
+	if x != nil {
+		return x.Placeholder
+	}
+	return ""
+}
+
+func (x *ProtectedBinding) GetOrigins() []string {
+	if x != nil {
+		return x.Origins
+	}
+	return nil
+}
+
+type ResolveProtectedRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	WorkerId   string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
+	ComputerId string                 `protobuf:"bytes,2,opt,name=computer_id,json=computerId,proto3" json:"computer_id,omitempty"`
+	Epoch      int64                  `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// The origin, in normal form, of the request that is about to be sent.
+	Origin        string   `protobuf:"bytes,4,opt,name=origin,proto3" json:"origin,omitempty"`
+	Placeholders  []string `protobuf:"bytes,5,rep,name=placeholders,proto3" json:"placeholders,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveProtectedRequest) Reset() {
+	*x = ResolveProtectedRequest{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveProtectedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveProtectedRequest) ProtoMessage() {}
+
+func (x *ResolveProtectedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveProtectedRequest.ProtoReflect.Descriptor instead.
+func (*ResolveProtectedRequest) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ResolveProtectedRequest) GetWorkerId() string {
+	if x != nil {
+		return x.WorkerId
+	}
+	return ""
+}
+
+func (x *ResolveProtectedRequest) GetComputerId() string {
+	if x != nil {
+		return x.ComputerId
+	}
+	return ""
+}
+
+func (x *ResolveProtectedRequest) GetEpoch() int64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ResolveProtectedRequest) GetOrigin() string {
+	if x != nil {
+		return x.Origin
+	}
+	return ""
+}
+
+func (x *ResolveProtectedRequest) GetPlaceholders() []string {
+	if x != nil {
+		return x.Placeholders
+	}
+	return nil
+}
+
+type ResolveProtectedResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One for each placeholder asked for, in the same order.
+	Values        []*ProtectedValue `protobuf:"bytes,1,rep,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveProtectedResponse) Reset() {
+	*x = ResolveProtectedResponse{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveProtectedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveProtectedResponse) ProtoMessage() {}
+
+func (x *ResolveProtectedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveProtectedResponse.ProtoReflect.Descriptor instead.
+func (*ResolveProtectedResponse) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ResolveProtectedResponse) GetValues() []*ProtectedValue {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+type ProtectedValue struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	State         ProtectedValue_State   `protobuf:"varint,1,opt,name=state,proto3,enum=helmr.worker.v1.ProtectedValue_State" json:"state,omitempty"`
+	Value         []byte                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProtectedValue) Reset() {
+	*x = ProtectedValue{}
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProtectedValue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProtectedValue) ProtoMessage() {}
+
+func (x *ProtectedValue) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProtectedValue.ProtoReflect.Descriptor instead.
+func (*ProtectedValue) Descriptor() ([]byte, []int) {
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ProtectedValue) GetState() ProtectedValue_State {
+	if x != nil {
+		return x.State
+	}
+	return ProtectedValue_STATE_UNKNOWN
+}
+
+func (x *ProtectedValue) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
 type StoreOutputRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	WorkerId      string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
@@ -2784,7 +3195,7 @@ type StoreOutputRequest struct {
 
 func (x *StoreOutputRequest) Reset() {
 	*x = StoreOutputRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[35]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2796,7 +3207,7 @@ func (x *StoreOutputRequest) String() string {
 func (*StoreOutputRequest) ProtoMessage() {}
 
 func (x *StoreOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[35]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +3220,7 @@ func (x *StoreOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreOutputRequest.ProtoReflect.Descriptor instead.
 func (*StoreOutputRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{35}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StoreOutputRequest) GetWorkerId() string {
@@ -2856,7 +3267,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[36]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2868,7 +3279,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[36]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2881,7 +3292,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{36}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Output) GetCommandId() string {
@@ -2928,7 +3339,7 @@ type StoreOutputResponse struct {
 
 func (x *StoreOutputResponse) Reset() {
 	*x = StoreOutputResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[37]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2940,7 +3351,7 @@ func (x *StoreOutputResponse) String() string {
 func (*StoreOutputResponse) ProtoMessage() {}
 
 func (x *StoreOutputResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[37]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2953,7 +3364,7 @@ func (x *StoreOutputResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreOutputResponse.ProtoReflect.Descriptor instead.
 func (*StoreOutputResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{37}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StoreOutputResponse) GetStored() []*StoredOutput {
@@ -2975,7 +3386,7 @@ type StoredOutput struct {
 
 func (x *StoredOutput) Reset() {
 	*x = StoredOutput{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[38]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2987,7 +3398,7 @@ func (x *StoredOutput) String() string {
 func (*StoredOutput) ProtoMessage() {}
 
 func (x *StoredOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[38]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3000,7 +3411,7 @@ func (x *StoredOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredOutput.ProtoReflect.Descriptor instead.
 func (*StoredOutput) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{38}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StoredOutput) GetCommandId() string {
@@ -3036,7 +3447,7 @@ type ReportNetworkRequest struct {
 
 func (x *ReportNetworkRequest) Reset() {
 	*x = ReportNetworkRequest{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[39]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3048,7 +3459,7 @@ func (x *ReportNetworkRequest) String() string {
 func (*ReportNetworkRequest) ProtoMessage() {}
 
 func (x *ReportNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[39]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3061,7 +3472,7 @@ func (x *ReportNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNetworkRequest.ProtoReflect.Descriptor instead.
 func (*ReportNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{39}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ReportNetworkRequest) GetWorkerId() string {
@@ -3112,7 +3523,7 @@ type NetworkAttempt struct {
 
 func (x *NetworkAttempt) Reset() {
 	*x = NetworkAttempt{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[40]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3124,7 +3535,7 @@ func (x *NetworkAttempt) String() string {
 func (*NetworkAttempt) ProtoMessage() {}
 
 func (x *NetworkAttempt) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[40]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3137,7 +3548,7 @@ func (x *NetworkAttempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkAttempt.ProtoReflect.Descriptor instead.
 func (*NetworkAttempt) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{40}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *NetworkAttempt) GetKind() string {
@@ -3204,7 +3615,7 @@ type ReportNetworkResponse struct {
 
 func (x *ReportNetworkResponse) Reset() {
 	*x = ReportNetworkResponse{}
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[41]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +3627,7 @@ func (x *ReportNetworkResponse) String() string {
 func (*ReportNetworkResponse) ProtoMessage() {}
 
 func (x *ReportNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_worker_proto_worker_proto_msgTypes[41]
+	mi := &file_internal_worker_proto_worker_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +3640,7 @@ func (x *ReportNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNetworkResponse.ProtoReflect.Descriptor instead.
 func (*ReportNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{41}
+	return file_internal_worker_proto_worker_proto_rawDescGZIP(), []int{47}
 }
 
 var File_internal_worker_proto_worker_proto protoreflect.FileDescriptor
@@ -3338,7 +3749,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\thibernate\x18\f \x01(\v2\x1f.helmr.worker.v1.HibernateOrderR\thibernate\"/\n" +
 	"\x0eHibernateOrder\x12\x1d\n" +
 	"\n" +
-	"capture_id\x18\x01 \x01(\tR\tcaptureId\"\xb7\x02\n" +
+	"capture_id\x18\x01 \x01(\tR\tcaptureId\"\xd5\x02\n" +
 	"\fComputerSpec\x12%\n" +
 	"\x0eenvironment_id\x18\x01 \x01(\tR\renvironmentId\x12!\n" +
 	"\fimage_digest\x18\x02 \x01(\tR\vimageDigest\x12\x1b\n" +
@@ -3349,7 +3760,8 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\rsave_manifest\x18\x06 \x01(\tR\fsaveManifest\x12\x18\n" +
 	"\anetwork\x18\a \x01(\tR\anetwork\x12\x16\n" +
 	"\x06shared\x18\r \x01(\bR\x06shared\x12/\n" +
-	"\x06resume\x18\f \x01(\v2\x17.helmr.worker.v1.ResumeR\x06resume\"v\n" +
+	"\x06resume\x18\f \x01(\v2\x17.helmr.worker.v1.ResumeR\x06resume\x12\x1c\n" +
+	"\tprotected\x18\x14 \x01(\bR\tprotected\"v\n" +
 	"\x06Resume\x12'\n" +
 	"\x0fmemory_manifest\x18\x01 \x01(\tR\x0ememoryManifest\x12\x1a\n" +
 	"\bplatform\x18\x02 \x01(\tR\bplatform\x12'\n" +
@@ -3476,7 +3888,36 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\n" +
 	"SecretFile\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\x99\x01\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"k\n" +
+	"\x15OpenProtectionRequest\x12\x1b\n" +
+	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
+	"\vcomputer_id\x18\x02 \x01(\tR\n" +
+	"computerId\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x03R\x05epoch\"\x8b\x01\n" +
+	"\x16OpenProtectionResponse\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\x12=\n" +
+	"\bbindings\x18\x03 \x03(\v2!.helmr.worker.v1.ProtectedBindingR\bbindings\"N\n" +
+	"\x10ProtectedBinding\x12 \n" +
+	"\vplaceholder\x18\x01 \x01(\tR\vplaceholder\x12\x18\n" +
+	"\aorigins\x18\x02 \x03(\tR\aorigins\"\xa9\x01\n" +
+	"\x17ResolveProtectedRequest\x12\x1b\n" +
+	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
+	"\vcomputer_id\x18\x02 \x01(\tR\n" +
+	"computerId\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x03R\x05epoch\x12\x16\n" +
+	"\x06origin\x18\x04 \x01(\tR\x06origin\x12\"\n" +
+	"\fplaceholders\x18\x05 \x03(\tR\fplaceholders\"S\n" +
+	"\x18ResolveProtectedResponse\x127\n" +
+	"\x06values\x18\x01 \x03(\v2\x1f.helmr.worker.v1.ProtectedValueR\x06values\"\xb8\x01\n" +
+	"\x0eProtectedValue\x12;\n" +
+	"\x05state\x18\x01 \x01(\x0e2%.helmr.worker.v1.ProtectedValue.StateR\x05state\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"S\n" +
+	"\x05State\x12\x11\n" +
+	"\rSTATE_UNKNOWN\x10\x00\x12\x11\n" +
+	"\rSTATE_REVOKED\x10\x01\x12\x13\n" +
+	"\x0fSTATE_ELSEWHERE\x10\x02\x12\x0f\n" +
+	"\vSTATE_VALUE\x10\x03\"\x99\x01\n" +
 	"\x12StoreOutputRequest\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
 	"\vcomputer_id\x18\x02 \x01(\tR\n" +
@@ -3520,7 +3961,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\x12PHASE_START_FAILED\x10\x03\x12\x0e\n" +
 	"\n" +
 	"PHASE_LOST\x10\x04\x12\x11\n" +
-	"\rPHASE_STOPPED\x10\x052\xf5\x06\n" +
+	"\rPHASE_STOPPED\x10\x052\xc1\b\n" +
 	"\rWorkerService\x12O\n" +
 	"\bRegister\x12 .helmr.worker.v1.RegisterRequest\x1a!.helmr.worker.v1.RegisterResponse\x12R\n" +
 	"\tHeartbeat\x12!.helmr.worker.v1.HeartbeatRequest\x1a\".helmr.worker.v1.HeartbeatResponse\x12F\n" +
@@ -3528,7 +3969,9 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\bExchange\x12 .helmr.worker.v1.ExchangeRequest\x1a!.helmr.worker.v1.ExchangeResponse\x12X\n" +
 	"\vPublishSave\x12#.helmr.worker.v1.PublishSaveRequest\x1a$.helmr.worker.v1.PublishSaveResponse\x12a\n" +
 	"\x0ePublishCapture\x12&.helmr.worker.v1.PublishCaptureRequest\x1a'.helmr.worker.v1.PublishCaptureResponse\x12a\n" +
-	"\x0eResolveSecrets\x12&.helmr.worker.v1.ResolveSecretsRequest\x1a'.helmr.worker.v1.ResolveSecretsResponse\x12X\n" +
+	"\x0eResolveSecrets\x12&.helmr.worker.v1.ResolveSecretsRequest\x1a'.helmr.worker.v1.ResolveSecretsResponse\x12a\n" +
+	"\x0eOpenProtection\x12&.helmr.worker.v1.OpenProtectionRequest\x1a'.helmr.worker.v1.OpenProtectionResponse\x12g\n" +
+	"\x10ResolveProtected\x12(.helmr.worker.v1.ResolveProtectedRequest\x1a).helmr.worker.v1.ResolveProtectedResponse\x12X\n" +
 	"\vStoreOutput\x12#.helmr.worker.v1.StoreOutputRequest\x1a$.helmr.worker.v1.StoreOutputResponse\x12^\n" +
 	"\rReportNetwork\x12%.helmr.worker.v1.ReportNetworkRequest\x1a&.helmr.worker.v1.ReportNetworkResponse\x12L\n" +
 	"\aControl\x12\x1f.helmr.worker.v1.ControlRequest\x1a .helmr.worker.v1.ControlResponseB0Z.helmr.dev/helmr/internal/worker/proto;workerpbb\x06proto3"
@@ -3545,110 +3988,124 @@ func file_internal_worker_proto_worker_proto_rawDescGZIP() []byte {
 	return file_internal_worker_proto_worker_proto_rawDescData
 }
 
-var file_internal_worker_proto_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_internal_worker_proto_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_internal_worker_proto_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_internal_worker_proto_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_internal_worker_proto_worker_proto_goTypes = []any{
-	(Phase)(0),                     // 0: helmr.worker.v1.Phase
-	(ControlRequest_Action)(0),     // 1: helmr.worker.v1.ControlRequest.Action
-	(WantedProcess_Action)(0),      // 2: helmr.worker.v1.WantedProcess.Action
-	(CommandExit_End)(0),           // 3: helmr.worker.v1.CommandExit.End
-	(WantedCommand_Action)(0),      // 4: helmr.worker.v1.WantedCommand.Action
-	(*RegisterRequest)(nil),        // 5: helmr.worker.v1.RegisterRequest
-	(*RegisterResponse)(nil),       // 6: helmr.worker.v1.RegisterResponse
-	(*HeartbeatRequest)(nil),       // 7: helmr.worker.v1.HeartbeatRequest
-	(*Capacity)(nil),               // 8: helmr.worker.v1.Capacity
-	(*HeartbeatResponse)(nil),      // 9: helmr.worker.v1.HeartbeatResponse
-	(*ControlRequest)(nil),         // 10: helmr.worker.v1.ControlRequest
-	(*ControlResponse)(nil),        // 11: helmr.worker.v1.ControlResponse
-	(*Lease)(nil),                  // 12: helmr.worker.v1.Lease
-	(*WatchRequest)(nil),           // 13: helmr.worker.v1.WatchRequest
-	(*WatchResponse)(nil),          // 14: helmr.worker.v1.WatchResponse
-	(*ExchangeRequest)(nil),        // 15: helmr.worker.v1.ExchangeRequest
-	(*ObservedProcess)(nil),        // 16: helmr.worker.v1.ObservedProcess
-	(*ProcessOperations)(nil),      // 17: helmr.worker.v1.ProcessOperations
-	(*Operation)(nil),              // 18: helmr.worker.v1.Operation
-	(*ExchangeResponse)(nil),       // 19: helmr.worker.v1.ExchangeResponse
-	(*HibernateOrder)(nil),         // 20: helmr.worker.v1.HibernateOrder
-	(*ComputerSpec)(nil),           // 21: helmr.worker.v1.ComputerSpec
-	(*Resume)(nil),                 // 22: helmr.worker.v1.Resume
-	(*ProcessAcks)(nil),            // 23: helmr.worker.v1.ProcessAcks
-	(*Ack)(nil),                    // 24: helmr.worker.v1.Ack
-	(*WantedProcess)(nil),          // 25: helmr.worker.v1.WantedProcess
-	(*Delivery)(nil),               // 26: helmr.worker.v1.Delivery
-	(*Control)(nil),                // 27: helmr.worker.v1.Control
-	(*SaveOrder)(nil),              // 28: helmr.worker.v1.SaveOrder
-	(*PublishSaveRequest)(nil),     // 29: helmr.worker.v1.PublishSaveRequest
-	(*PublishSaveResponse)(nil),    // 30: helmr.worker.v1.PublishSaveResponse
-	(*PublishCaptureRequest)(nil),  // 31: helmr.worker.v1.PublishCaptureRequest
-	(*PublishCaptureResponse)(nil), // 32: helmr.worker.v1.PublishCaptureResponse
-	(*ObservedCommand)(nil),        // 33: helmr.worker.v1.ObservedCommand
-	(*CommandExit)(nil),            // 34: helmr.worker.v1.CommandExit
-	(*WantedCommand)(nil),          // 35: helmr.worker.v1.WantedCommand
-	(*ResolveSecretsRequest)(nil),  // 36: helmr.worker.v1.ResolveSecretsRequest
-	(*ResolveSecretsResponse)(nil), // 37: helmr.worker.v1.ResolveSecretsResponse
-	(*SecretVariable)(nil),         // 38: helmr.worker.v1.SecretVariable
-	(*SecretFile)(nil),             // 39: helmr.worker.v1.SecretFile
-	(*StoreOutputRequest)(nil),     // 40: helmr.worker.v1.StoreOutputRequest
-	(*Output)(nil),                 // 41: helmr.worker.v1.Output
-	(*StoreOutputResponse)(nil),    // 42: helmr.worker.v1.StoreOutputResponse
-	(*StoredOutput)(nil),           // 43: helmr.worker.v1.StoredOutput
-	(*ReportNetworkRequest)(nil),   // 44: helmr.worker.v1.ReportNetworkRequest
-	(*NetworkAttempt)(nil),         // 45: helmr.worker.v1.NetworkAttempt
-	(*ReportNetworkResponse)(nil),  // 46: helmr.worker.v1.ReportNetworkResponse
+	(Phase)(0),                       // 0: helmr.worker.v1.Phase
+	(ControlRequest_Action)(0),       // 1: helmr.worker.v1.ControlRequest.Action
+	(WantedProcess_Action)(0),        // 2: helmr.worker.v1.WantedProcess.Action
+	(CommandExit_End)(0),             // 3: helmr.worker.v1.CommandExit.End
+	(WantedCommand_Action)(0),        // 4: helmr.worker.v1.WantedCommand.Action
+	(ProtectedValue_State)(0),        // 5: helmr.worker.v1.ProtectedValue.State
+	(*RegisterRequest)(nil),          // 6: helmr.worker.v1.RegisterRequest
+	(*RegisterResponse)(nil),         // 7: helmr.worker.v1.RegisterResponse
+	(*HeartbeatRequest)(nil),         // 8: helmr.worker.v1.HeartbeatRequest
+	(*Capacity)(nil),                 // 9: helmr.worker.v1.Capacity
+	(*HeartbeatResponse)(nil),        // 10: helmr.worker.v1.HeartbeatResponse
+	(*ControlRequest)(nil),           // 11: helmr.worker.v1.ControlRequest
+	(*ControlResponse)(nil),          // 12: helmr.worker.v1.ControlResponse
+	(*Lease)(nil),                    // 13: helmr.worker.v1.Lease
+	(*WatchRequest)(nil),             // 14: helmr.worker.v1.WatchRequest
+	(*WatchResponse)(nil),            // 15: helmr.worker.v1.WatchResponse
+	(*ExchangeRequest)(nil),          // 16: helmr.worker.v1.ExchangeRequest
+	(*ObservedProcess)(nil),          // 17: helmr.worker.v1.ObservedProcess
+	(*ProcessOperations)(nil),        // 18: helmr.worker.v1.ProcessOperations
+	(*Operation)(nil),                // 19: helmr.worker.v1.Operation
+	(*ExchangeResponse)(nil),         // 20: helmr.worker.v1.ExchangeResponse
+	(*HibernateOrder)(nil),           // 21: helmr.worker.v1.HibernateOrder
+	(*ComputerSpec)(nil),             // 22: helmr.worker.v1.ComputerSpec
+	(*Resume)(nil),                   // 23: helmr.worker.v1.Resume
+	(*ProcessAcks)(nil),              // 24: helmr.worker.v1.ProcessAcks
+	(*Ack)(nil),                      // 25: helmr.worker.v1.Ack
+	(*WantedProcess)(nil),            // 26: helmr.worker.v1.WantedProcess
+	(*Delivery)(nil),                 // 27: helmr.worker.v1.Delivery
+	(*Control)(nil),                  // 28: helmr.worker.v1.Control
+	(*SaveOrder)(nil),                // 29: helmr.worker.v1.SaveOrder
+	(*PublishSaveRequest)(nil),       // 30: helmr.worker.v1.PublishSaveRequest
+	(*PublishSaveResponse)(nil),      // 31: helmr.worker.v1.PublishSaveResponse
+	(*PublishCaptureRequest)(nil),    // 32: helmr.worker.v1.PublishCaptureRequest
+	(*PublishCaptureResponse)(nil),   // 33: helmr.worker.v1.PublishCaptureResponse
+	(*ObservedCommand)(nil),          // 34: helmr.worker.v1.ObservedCommand
+	(*CommandExit)(nil),              // 35: helmr.worker.v1.CommandExit
+	(*WantedCommand)(nil),            // 36: helmr.worker.v1.WantedCommand
+	(*ResolveSecretsRequest)(nil),    // 37: helmr.worker.v1.ResolveSecretsRequest
+	(*ResolveSecretsResponse)(nil),   // 38: helmr.worker.v1.ResolveSecretsResponse
+	(*SecretVariable)(nil),           // 39: helmr.worker.v1.SecretVariable
+	(*SecretFile)(nil),               // 40: helmr.worker.v1.SecretFile
+	(*OpenProtectionRequest)(nil),    // 41: helmr.worker.v1.OpenProtectionRequest
+	(*OpenProtectionResponse)(nil),   // 42: helmr.worker.v1.OpenProtectionResponse
+	(*ProtectedBinding)(nil),         // 43: helmr.worker.v1.ProtectedBinding
+	(*ResolveProtectedRequest)(nil),  // 44: helmr.worker.v1.ResolveProtectedRequest
+	(*ResolveProtectedResponse)(nil), // 45: helmr.worker.v1.ResolveProtectedResponse
+	(*ProtectedValue)(nil),           // 46: helmr.worker.v1.ProtectedValue
+	(*StoreOutputRequest)(nil),       // 47: helmr.worker.v1.StoreOutputRequest
+	(*Output)(nil),                   // 48: helmr.worker.v1.Output
+	(*StoreOutputResponse)(nil),      // 49: helmr.worker.v1.StoreOutputResponse
+	(*StoredOutput)(nil),             // 50: helmr.worker.v1.StoredOutput
+	(*ReportNetworkRequest)(nil),     // 51: helmr.worker.v1.ReportNetworkRequest
+	(*NetworkAttempt)(nil),           // 52: helmr.worker.v1.NetworkAttempt
+	(*ReportNetworkResponse)(nil),    // 53: helmr.worker.v1.ReportNetworkResponse
 }
 var file_internal_worker_proto_worker_proto_depIdxs = []int32{
-	8,  // 0: helmr.worker.v1.HeartbeatRequest.capacity:type_name -> helmr.worker.v1.Capacity
-	12, // 1: helmr.worker.v1.HeartbeatResponse.leases:type_name -> helmr.worker.v1.Lease
+	9,  // 0: helmr.worker.v1.HeartbeatRequest.capacity:type_name -> helmr.worker.v1.Capacity
+	13, // 1: helmr.worker.v1.HeartbeatResponse.leases:type_name -> helmr.worker.v1.Lease
 	1,  // 2: helmr.worker.v1.ControlRequest.action:type_name -> helmr.worker.v1.ControlRequest.Action
 	0,  // 3: helmr.worker.v1.ExchangeRequest.phase:type_name -> helmr.worker.v1.Phase
-	16, // 4: helmr.worker.v1.ExchangeRequest.processes:type_name -> helmr.worker.v1.ObservedProcess
-	17, // 5: helmr.worker.v1.ExchangeRequest.operations:type_name -> helmr.worker.v1.ProcessOperations
-	33, // 6: helmr.worker.v1.ExchangeRequest.commands:type_name -> helmr.worker.v1.ObservedCommand
-	18, // 7: helmr.worker.v1.ProcessOperations.operations:type_name -> helmr.worker.v1.Operation
-	21, // 8: helmr.worker.v1.ExchangeResponse.spec:type_name -> helmr.worker.v1.ComputerSpec
-	23, // 9: helmr.worker.v1.ExchangeResponse.acks:type_name -> helmr.worker.v1.ProcessAcks
-	25, // 10: helmr.worker.v1.ExchangeResponse.processes:type_name -> helmr.worker.v1.WantedProcess
-	26, // 11: helmr.worker.v1.ExchangeResponse.deliveries:type_name -> helmr.worker.v1.Delivery
-	27, // 12: helmr.worker.v1.ExchangeResponse.controls:type_name -> helmr.worker.v1.Control
-	28, // 13: helmr.worker.v1.ExchangeResponse.save:type_name -> helmr.worker.v1.SaveOrder
-	35, // 14: helmr.worker.v1.ExchangeResponse.commands:type_name -> helmr.worker.v1.WantedCommand
-	20, // 15: helmr.worker.v1.ExchangeResponse.hibernate:type_name -> helmr.worker.v1.HibernateOrder
-	22, // 16: helmr.worker.v1.ComputerSpec.resume:type_name -> helmr.worker.v1.Resume
-	24, // 17: helmr.worker.v1.ProcessAcks.acks:type_name -> helmr.worker.v1.Ack
+	17, // 4: helmr.worker.v1.ExchangeRequest.processes:type_name -> helmr.worker.v1.ObservedProcess
+	18, // 5: helmr.worker.v1.ExchangeRequest.operations:type_name -> helmr.worker.v1.ProcessOperations
+	34, // 6: helmr.worker.v1.ExchangeRequest.commands:type_name -> helmr.worker.v1.ObservedCommand
+	19, // 7: helmr.worker.v1.ProcessOperations.operations:type_name -> helmr.worker.v1.Operation
+	22, // 8: helmr.worker.v1.ExchangeResponse.spec:type_name -> helmr.worker.v1.ComputerSpec
+	24, // 9: helmr.worker.v1.ExchangeResponse.acks:type_name -> helmr.worker.v1.ProcessAcks
+	26, // 10: helmr.worker.v1.ExchangeResponse.processes:type_name -> helmr.worker.v1.WantedProcess
+	27, // 11: helmr.worker.v1.ExchangeResponse.deliveries:type_name -> helmr.worker.v1.Delivery
+	28, // 12: helmr.worker.v1.ExchangeResponse.controls:type_name -> helmr.worker.v1.Control
+	29, // 13: helmr.worker.v1.ExchangeResponse.save:type_name -> helmr.worker.v1.SaveOrder
+	36, // 14: helmr.worker.v1.ExchangeResponse.commands:type_name -> helmr.worker.v1.WantedCommand
+	21, // 15: helmr.worker.v1.ExchangeResponse.hibernate:type_name -> helmr.worker.v1.HibernateOrder
+	23, // 16: helmr.worker.v1.ComputerSpec.resume:type_name -> helmr.worker.v1.Resume
+	25, // 17: helmr.worker.v1.ProcessAcks.acks:type_name -> helmr.worker.v1.Ack
 	2,  // 18: helmr.worker.v1.WantedProcess.action:type_name -> helmr.worker.v1.WantedProcess.Action
-	34, // 19: helmr.worker.v1.ObservedCommand.exit:type_name -> helmr.worker.v1.CommandExit
+	35, // 19: helmr.worker.v1.ObservedCommand.exit:type_name -> helmr.worker.v1.CommandExit
 	3,  // 20: helmr.worker.v1.CommandExit.end:type_name -> helmr.worker.v1.CommandExit.End
 	4,  // 21: helmr.worker.v1.WantedCommand.action:type_name -> helmr.worker.v1.WantedCommand.Action
-	38, // 22: helmr.worker.v1.ResolveSecretsResponse.variables:type_name -> helmr.worker.v1.SecretVariable
-	39, // 23: helmr.worker.v1.ResolveSecretsResponse.files:type_name -> helmr.worker.v1.SecretFile
-	41, // 24: helmr.worker.v1.StoreOutputRequest.output:type_name -> helmr.worker.v1.Output
-	43, // 25: helmr.worker.v1.StoreOutputResponse.stored:type_name -> helmr.worker.v1.StoredOutput
-	45, // 26: helmr.worker.v1.ReportNetworkRequest.attempts:type_name -> helmr.worker.v1.NetworkAttempt
-	5,  // 27: helmr.worker.v1.WorkerService.Register:input_type -> helmr.worker.v1.RegisterRequest
-	7,  // 28: helmr.worker.v1.WorkerService.Heartbeat:input_type -> helmr.worker.v1.HeartbeatRequest
-	13, // 29: helmr.worker.v1.WorkerService.Watch:input_type -> helmr.worker.v1.WatchRequest
-	15, // 30: helmr.worker.v1.WorkerService.Exchange:input_type -> helmr.worker.v1.ExchangeRequest
-	29, // 31: helmr.worker.v1.WorkerService.PublishSave:input_type -> helmr.worker.v1.PublishSaveRequest
-	31, // 32: helmr.worker.v1.WorkerService.PublishCapture:input_type -> helmr.worker.v1.PublishCaptureRequest
-	36, // 33: helmr.worker.v1.WorkerService.ResolveSecrets:input_type -> helmr.worker.v1.ResolveSecretsRequest
-	40, // 34: helmr.worker.v1.WorkerService.StoreOutput:input_type -> helmr.worker.v1.StoreOutputRequest
-	44, // 35: helmr.worker.v1.WorkerService.ReportNetwork:input_type -> helmr.worker.v1.ReportNetworkRequest
-	10, // 36: helmr.worker.v1.WorkerService.Control:input_type -> helmr.worker.v1.ControlRequest
-	6,  // 37: helmr.worker.v1.WorkerService.Register:output_type -> helmr.worker.v1.RegisterResponse
-	9,  // 38: helmr.worker.v1.WorkerService.Heartbeat:output_type -> helmr.worker.v1.HeartbeatResponse
-	14, // 39: helmr.worker.v1.WorkerService.Watch:output_type -> helmr.worker.v1.WatchResponse
-	19, // 40: helmr.worker.v1.WorkerService.Exchange:output_type -> helmr.worker.v1.ExchangeResponse
-	30, // 41: helmr.worker.v1.WorkerService.PublishSave:output_type -> helmr.worker.v1.PublishSaveResponse
-	32, // 42: helmr.worker.v1.WorkerService.PublishCapture:output_type -> helmr.worker.v1.PublishCaptureResponse
-	37, // 43: helmr.worker.v1.WorkerService.ResolveSecrets:output_type -> helmr.worker.v1.ResolveSecretsResponse
-	42, // 44: helmr.worker.v1.WorkerService.StoreOutput:output_type -> helmr.worker.v1.StoreOutputResponse
-	46, // 45: helmr.worker.v1.WorkerService.ReportNetwork:output_type -> helmr.worker.v1.ReportNetworkResponse
-	11, // 46: helmr.worker.v1.WorkerService.Control:output_type -> helmr.worker.v1.ControlResponse
-	37, // [37:47] is the sub-list for method output_type
-	27, // [27:37] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	39, // 22: helmr.worker.v1.ResolveSecretsResponse.variables:type_name -> helmr.worker.v1.SecretVariable
+	40, // 23: helmr.worker.v1.ResolveSecretsResponse.files:type_name -> helmr.worker.v1.SecretFile
+	43, // 24: helmr.worker.v1.OpenProtectionResponse.bindings:type_name -> helmr.worker.v1.ProtectedBinding
+	46, // 25: helmr.worker.v1.ResolveProtectedResponse.values:type_name -> helmr.worker.v1.ProtectedValue
+	5,  // 26: helmr.worker.v1.ProtectedValue.state:type_name -> helmr.worker.v1.ProtectedValue.State
+	48, // 27: helmr.worker.v1.StoreOutputRequest.output:type_name -> helmr.worker.v1.Output
+	50, // 28: helmr.worker.v1.StoreOutputResponse.stored:type_name -> helmr.worker.v1.StoredOutput
+	52, // 29: helmr.worker.v1.ReportNetworkRequest.attempts:type_name -> helmr.worker.v1.NetworkAttempt
+	6,  // 30: helmr.worker.v1.WorkerService.Register:input_type -> helmr.worker.v1.RegisterRequest
+	8,  // 31: helmr.worker.v1.WorkerService.Heartbeat:input_type -> helmr.worker.v1.HeartbeatRequest
+	14, // 32: helmr.worker.v1.WorkerService.Watch:input_type -> helmr.worker.v1.WatchRequest
+	16, // 33: helmr.worker.v1.WorkerService.Exchange:input_type -> helmr.worker.v1.ExchangeRequest
+	30, // 34: helmr.worker.v1.WorkerService.PublishSave:input_type -> helmr.worker.v1.PublishSaveRequest
+	32, // 35: helmr.worker.v1.WorkerService.PublishCapture:input_type -> helmr.worker.v1.PublishCaptureRequest
+	37, // 36: helmr.worker.v1.WorkerService.ResolveSecrets:input_type -> helmr.worker.v1.ResolveSecretsRequest
+	41, // 37: helmr.worker.v1.WorkerService.OpenProtection:input_type -> helmr.worker.v1.OpenProtectionRequest
+	44, // 38: helmr.worker.v1.WorkerService.ResolveProtected:input_type -> helmr.worker.v1.ResolveProtectedRequest
+	47, // 39: helmr.worker.v1.WorkerService.StoreOutput:input_type -> helmr.worker.v1.StoreOutputRequest
+	51, // 40: helmr.worker.v1.WorkerService.ReportNetwork:input_type -> helmr.worker.v1.ReportNetworkRequest
+	11, // 41: helmr.worker.v1.WorkerService.Control:input_type -> helmr.worker.v1.ControlRequest
+	7,  // 42: helmr.worker.v1.WorkerService.Register:output_type -> helmr.worker.v1.RegisterResponse
+	10, // 43: helmr.worker.v1.WorkerService.Heartbeat:output_type -> helmr.worker.v1.HeartbeatResponse
+	15, // 44: helmr.worker.v1.WorkerService.Watch:output_type -> helmr.worker.v1.WatchResponse
+	20, // 45: helmr.worker.v1.WorkerService.Exchange:output_type -> helmr.worker.v1.ExchangeResponse
+	31, // 46: helmr.worker.v1.WorkerService.PublishSave:output_type -> helmr.worker.v1.PublishSaveResponse
+	33, // 47: helmr.worker.v1.WorkerService.PublishCapture:output_type -> helmr.worker.v1.PublishCaptureResponse
+	38, // 48: helmr.worker.v1.WorkerService.ResolveSecrets:output_type -> helmr.worker.v1.ResolveSecretsResponse
+	42, // 49: helmr.worker.v1.WorkerService.OpenProtection:output_type -> helmr.worker.v1.OpenProtectionResponse
+	45, // 50: helmr.worker.v1.WorkerService.ResolveProtected:output_type -> helmr.worker.v1.ResolveProtectedResponse
+	49, // 51: helmr.worker.v1.WorkerService.StoreOutput:output_type -> helmr.worker.v1.StoreOutputResponse
+	53, // 52: helmr.worker.v1.WorkerService.ReportNetwork:output_type -> helmr.worker.v1.ReportNetworkResponse
+	12, // 53: helmr.worker.v1.WorkerService.Control:output_type -> helmr.worker.v1.ControlResponse
+	42, // [42:54] is the sub-list for method output_type
+	30, // [30:42] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_internal_worker_proto_worker_proto_init() }
@@ -3661,8 +4118,8 @@ func file_internal_worker_proto_worker_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_worker_proto_worker_proto_rawDesc), len(file_internal_worker_proto_worker_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   42,
+			NumEnums:      6,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -53,6 +53,12 @@ const (
 	// WorkerServiceResolveSecretsProcedure is the fully-qualified name of the WorkerService's
 	// ResolveSecrets RPC.
 	WorkerServiceResolveSecretsProcedure = "/helmr.worker.v1.WorkerService/ResolveSecrets"
+	// WorkerServiceOpenProtectionProcedure is the fully-qualified name of the WorkerService's
+	// OpenProtection RPC.
+	WorkerServiceOpenProtectionProcedure = "/helmr.worker.v1.WorkerService/OpenProtection"
+	// WorkerServiceResolveProtectedProcedure is the fully-qualified name of the WorkerService's
+	// ResolveProtected RPC.
+	WorkerServiceResolveProtectedProcedure = "/helmr.worker.v1.WorkerService/ResolveProtected"
 	// WorkerServiceStoreOutputProcedure is the fully-qualified name of the WorkerService's StoreOutput
 	// RPC.
 	WorkerServiceStoreOutputProcedure = "/helmr.worker.v1.WorkerService/StoreOutput"
@@ -82,6 +88,12 @@ type WorkerServiceClient interface {
 	// ResolveSecrets gives the values that a process of a Computer is started with. The Worker asks just before each start and
 	// keeps none of them.
 	ResolveSecrets(context.Context, *proto.ResolveSecretsRequest) (*proto.ResolveSecretsResponse, error)
+	// OpenProtection gives what the proxy of a Computer with protected Secrets works with. It is the same for the life of the
+	// Computer; the Worker keeps it in memory only, and asks again after a restart.
+	OpenProtection(context.Context, *proto.OpenProtectionRequest) (*proto.OpenProtectionResponse, error)
+	// ResolveProtected gives the present values behind placeholders, for one request to one origin. The Worker keeps none of
+	// them: the next request asks again.
+	ResolveProtected(context.Context, *proto.ResolveProtectedRequest) (*proto.ResolveProtectedResponse, error)
 	// StoreOutput brings output of Commands on one Computer and tells how much of it is durable.
 	StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error)
 	// ReportNetwork says what a Computer tried on its network lately: all that is remembered, so repeating it does no harm.
@@ -143,6 +155,18 @@ func NewWorkerServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(workerServiceMethods.ByName("ResolveSecrets")),
 			connect.WithClientOptions(opts...),
 		),
+		openProtection: connect.NewClient[proto.OpenProtectionRequest, proto.OpenProtectionResponse](
+			httpClient,
+			baseURL+WorkerServiceOpenProtectionProcedure,
+			connect.WithSchema(workerServiceMethods.ByName("OpenProtection")),
+			connect.WithClientOptions(opts...),
+		),
+		resolveProtected: connect.NewClient[proto.ResolveProtectedRequest, proto.ResolveProtectedResponse](
+			httpClient,
+			baseURL+WorkerServiceResolveProtectedProcedure,
+			connect.WithSchema(workerServiceMethods.ByName("ResolveProtected")),
+			connect.WithClientOptions(opts...),
+		),
 		storeOutput: connect.NewClient[proto.StoreOutputRequest, proto.StoreOutputResponse](
 			httpClient,
 			baseURL+WorkerServiceStoreOutputProcedure,
@@ -166,16 +190,18 @@ func NewWorkerServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 
 // workerServiceClient implements WorkerServiceClient.
 type workerServiceClient struct {
-	register       *connect.Client[proto.RegisterRequest, proto.RegisterResponse]
-	heartbeat      *connect.Client[proto.HeartbeatRequest, proto.HeartbeatResponse]
-	watch          *connect.Client[proto.WatchRequest, proto.WatchResponse]
-	exchange       *connect.Client[proto.ExchangeRequest, proto.ExchangeResponse]
-	publishSave    *connect.Client[proto.PublishSaveRequest, proto.PublishSaveResponse]
-	publishCapture *connect.Client[proto.PublishCaptureRequest, proto.PublishCaptureResponse]
-	resolveSecrets *connect.Client[proto.ResolveSecretsRequest, proto.ResolveSecretsResponse]
-	storeOutput    *connect.Client[proto.StoreOutputRequest, proto.StoreOutputResponse]
-	reportNetwork  *connect.Client[proto.ReportNetworkRequest, proto.ReportNetworkResponse]
-	control        *connect.Client[proto.ControlRequest, proto.ControlResponse]
+	register         *connect.Client[proto.RegisterRequest, proto.RegisterResponse]
+	heartbeat        *connect.Client[proto.HeartbeatRequest, proto.HeartbeatResponse]
+	watch            *connect.Client[proto.WatchRequest, proto.WatchResponse]
+	exchange         *connect.Client[proto.ExchangeRequest, proto.ExchangeResponse]
+	publishSave      *connect.Client[proto.PublishSaveRequest, proto.PublishSaveResponse]
+	publishCapture   *connect.Client[proto.PublishCaptureRequest, proto.PublishCaptureResponse]
+	resolveSecrets   *connect.Client[proto.ResolveSecretsRequest, proto.ResolveSecretsResponse]
+	openProtection   *connect.Client[proto.OpenProtectionRequest, proto.OpenProtectionResponse]
+	resolveProtected *connect.Client[proto.ResolveProtectedRequest, proto.ResolveProtectedResponse]
+	storeOutput      *connect.Client[proto.StoreOutputRequest, proto.StoreOutputResponse]
+	reportNetwork    *connect.Client[proto.ReportNetworkRequest, proto.ReportNetworkResponse]
+	control          *connect.Client[proto.ControlRequest, proto.ControlResponse]
 }
 
 // Register calls helmr.worker.v1.WorkerService.Register.
@@ -241,6 +267,24 @@ func (c *workerServiceClient) ResolveSecrets(ctx context.Context, req *proto.Res
 	return nil, err
 }
 
+// OpenProtection calls helmr.worker.v1.WorkerService.OpenProtection.
+func (c *workerServiceClient) OpenProtection(ctx context.Context, req *proto.OpenProtectionRequest) (*proto.OpenProtectionResponse, error) {
+	response, err := c.openProtection.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ResolveProtected calls helmr.worker.v1.WorkerService.ResolveProtected.
+func (c *workerServiceClient) ResolveProtected(ctx context.Context, req *proto.ResolveProtectedRequest) (*proto.ResolveProtectedResponse, error) {
+	response, err := c.resolveProtected.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // StoreOutput calls helmr.worker.v1.WorkerService.StoreOutput.
 func (c *workerServiceClient) StoreOutput(ctx context.Context, req *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error) {
 	response, err := c.storeOutput.CallUnary(ctx, connect.NewRequest(req))
@@ -287,6 +331,12 @@ type WorkerServiceHandler interface {
 	// ResolveSecrets gives the values that a process of a Computer is started with. The Worker asks just before each start and
 	// keeps none of them.
 	ResolveSecrets(context.Context, *proto.ResolveSecretsRequest) (*proto.ResolveSecretsResponse, error)
+	// OpenProtection gives what the proxy of a Computer with protected Secrets works with. It is the same for the life of the
+	// Computer; the Worker keeps it in memory only, and asks again after a restart.
+	OpenProtection(context.Context, *proto.OpenProtectionRequest) (*proto.OpenProtectionResponse, error)
+	// ResolveProtected gives the present values behind placeholders, for one request to one origin. The Worker keeps none of
+	// them: the next request asks again.
+	ResolveProtected(context.Context, *proto.ResolveProtectedRequest) (*proto.ResolveProtectedResponse, error)
 	// StoreOutput brings output of Commands on one Computer and tells how much of it is durable.
 	StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error)
 	// ReportNetwork says what a Computer tried on its network lately: all that is remembered, so repeating it does no harm.
@@ -344,6 +394,18 @@ func NewWorkerServiceHandler(svc WorkerServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(workerServiceMethods.ByName("ResolveSecrets")),
 		connect.WithHandlerOptions(opts...),
 	)
+	workerServiceOpenProtectionHandler := connect.NewUnaryHandlerSimple(
+		WorkerServiceOpenProtectionProcedure,
+		svc.OpenProtection,
+		connect.WithSchema(workerServiceMethods.ByName("OpenProtection")),
+		connect.WithHandlerOptions(opts...),
+	)
+	workerServiceResolveProtectedHandler := connect.NewUnaryHandlerSimple(
+		WorkerServiceResolveProtectedProcedure,
+		svc.ResolveProtected,
+		connect.WithSchema(workerServiceMethods.ByName("ResolveProtected")),
+		connect.WithHandlerOptions(opts...),
+	)
 	workerServiceStoreOutputHandler := connect.NewUnaryHandlerSimple(
 		WorkerServiceStoreOutputProcedure,
 		svc.StoreOutput,
@@ -378,6 +440,10 @@ func NewWorkerServiceHandler(svc WorkerServiceHandler, opts ...connect.HandlerOp
 			workerServicePublishCaptureHandler.ServeHTTP(w, r)
 		case WorkerServiceResolveSecretsProcedure:
 			workerServiceResolveSecretsHandler.ServeHTTP(w, r)
+		case WorkerServiceOpenProtectionProcedure:
+			workerServiceOpenProtectionHandler.ServeHTTP(w, r)
+		case WorkerServiceResolveProtectedProcedure:
+			workerServiceResolveProtectedHandler.ServeHTTP(w, r)
 		case WorkerServiceStoreOutputProcedure:
 			workerServiceStoreOutputHandler.ServeHTTP(w, r)
 		case WorkerServiceReportNetworkProcedure:
@@ -419,6 +485,14 @@ func (UnimplementedWorkerServiceHandler) PublishCapture(context.Context, *proto.
 
 func (UnimplementedWorkerServiceHandler) ResolveSecrets(context.Context, *proto.ResolveSecretsRequest) (*proto.ResolveSecretsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("helmr.worker.v1.WorkerService.ResolveSecrets is not implemented"))
+}
+
+func (UnimplementedWorkerServiceHandler) OpenProtection(context.Context, *proto.OpenProtectionRequest) (*proto.OpenProtectionResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("helmr.worker.v1.WorkerService.OpenProtection is not implemented"))
+}
+
+func (UnimplementedWorkerServiceHandler) ResolveProtected(context.Context, *proto.ResolveProtectedRequest) (*proto.ResolveProtectedResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("helmr.worker.v1.WorkerService.ResolveProtected is not implemented"))
 }
 
 func (UnimplementedWorkerServiceHandler) StoreOutput(context.Context, *proto.StoreOutputRequest) (*proto.StoreOutputResponse, error) {

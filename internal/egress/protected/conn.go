@@ -1,0 +1,116 @@
+package protected
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// guarded is a connection that begins with what was already read of it, belongs to one origin, and is given up when its
+// other end takes nothing for too long.
+type guarded struct {
+	net.Conn
+	read   []byte
+	origin Origin
+	done   func()
+	once   sync.Once
+	until  atomic.Int64 // a deadline that its user set for writing, in nanoseconds; 0 for none
+}
+
+func (c *guarded) Read(p []byte) (int, error) {
+	if len(c.read) > 0 {
+		n := copy(p, c.read)
+		c.read = c.read[n:]
+		return n, nil
+	}
+	return c.Conn.Read(p)
+}
+
+func (c *guarded) Write(p []byte) (int, error) {
+	end := time.Now().Add(stallTimeout)
+	if until := c.until.Load(); until != 0 {
+		end = time.Unix(0, min(end.UnixNano(), until))
+	}
+	if err := c.Conn.SetWriteDeadline(end); err != nil {
+		return 0, err
+	}
+	return c.Conn.Write(p)
+}
+
+func (c *guarded) Close() error {
+	err := c.Conn.Close()
+	c.once.Do(c.done)
+	return err
+}
+
+// SetDeadline is SetReadDeadline and SetWriteDeadline.
+func (c *guarded) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+// SetWriteDeadline bounds writing beside the bound that each piece has.
+func (c *guarded) SetWriteDeadline(t time.Time) error {
+	if t.IsZero() {
+		c.until.Store(0)
+		return c.Conn.SetWriteDeadline(time.Now().Add(stallTimeout))
+	}
+	c.until.Store(t.UnixNano())
+	return c.Conn.SetWriteDeadline(t)
+}
+
+// body is a request's body on its way. It ends in an error, so that the request is given up unfinished, when it has
+// trailers or brings nothing for too long.
+type body struct {
+	io.ReadCloser
+	request *http.Request
+	control *http.ResponseController
+}
+
+var errTrailers = errors.New("the request has trailers")
+
+func (b *body) Read(p []byte) (int, error) {
+	_ = b.control.SetReadDeadline(time.Now().Add(stallTimeout)) // without it the connection's own bounds hold
+	n, err := b.ReadCloser.Read(p)
+	// Taken back at once: the answer may take longer than the next piece is waited for.
+	_ = b.control.SetReadDeadline(time.Time{})
+	if errors.Is(err, io.EOF) && len(b.request.Trailer) > 0 {
+		return n, errTrailers
+	}
+	return n, err
+}
+
+// handed is a listener of connections that were accepted elsewhere.
+type handed struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (l *handed) hand(c net.Conn) bool {
+	select {
+	case l.conns <- c:
+		return true
+	case <-l.closed:
+		return false
+	}
+}
+
+func (l *handed) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *handed) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
+
+func (l *handed) Addr() net.Addr { return &net.TCPAddr{} }
