@@ -134,10 +134,6 @@ func TestSpec_07_03_RequestsAddBindings(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
-		_, err = create(api.SecretBinding{Secret: "C", Env: &api.SecretEnv{Name: "C", Mode: "protected", AllowedOrigins: []string{"https://a.example.com"}}})
-		if !fault.Is(err, fault.BadRequest) || !strings.Contains(err.Error(), "not support") {
-			t.Errorf("protected: %v", err)
-		}
 		// TestSpec_10_08: an unknown Secret is refused, a revoked one is not.
 		if _, err := create(raw("D", "D")); !fault.Is(err, fault.SecretUnavailable) || !strings.Contains(err.Error(), "D") {
 			t.Errorf("unknown: %v", err)
