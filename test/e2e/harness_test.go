@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -115,7 +116,23 @@ func (h *helmr) run() {
 		raw, err := os.ReadFile(filepath.Join(h.dir, "dev.json"))
 		return err == nil && json.Unmarshal(raw, &h.info) == nil && h.info.PID == h.cmd.Process.Pid
 	})
-	h.Client = client.New(h.info.URL, h.info.APIKey)
+	h.Client = client.New(h.info.URL, h.info.APIKey, h.through()...)
+}
+
+// through has the client connect from the network namespace that helmr dev lives in.
+func (h *helmr) through() []client.Option {
+	if h.netns == "" {
+		return nil
+	}
+	tr := &http.Transport{DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+		inNamespace(h.t, filepath.Base(h.netns), func() error {
+			conn, err = new(net.Dialer).DialContext(ctx, network, addr)
+			return nil
+		})
+		return conn, err
+	}}
+	h.t.Cleanup(tr.CloseIdleConnections)
+	return []client.Option{client.WithHTTPClient(&http.Client{Transport: tr})}
 }
 
 // invoke is a run of the helmr binary, not started.

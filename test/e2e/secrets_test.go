@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -181,8 +180,7 @@ func code(err error) string {
 // commandWith runs a command of the CLI with something on stdin and gives all it said.
 func (h *helmr) commandWith(stdin string, args ...string) string {
 	h.t.Helper()
-	cmd := exec.Command(binary(h.t, "helmr"), args...)
-	cmd.Env = append(os.Environ(), "HELMR_CONFIG_DIR="+h.config)
+	cmd := h.invoke(args...)
 	cmd.Stdin = strings.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
