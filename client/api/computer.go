@@ -48,7 +48,7 @@ type ComputerReceipt struct {
 // NetworkAttempt is something that a Computer tried on its network, once or often in a row. Name and address are what it
 // asked for, at most: no content.
 type NetworkAttempt struct {
-	Kind    string `json:"kind" enum:"dns,tls,http,tcp,udp,icmp,ip"`
+	Kind    string `json:"kind" enum:"dns,tls,http,https,tcp,udp,icmp,ip"`
 	Name    string `json:"name,omitempty"`
 	Address string `json:"address,omitempty"`
 	Port    int    `json:"port,omitempty"`

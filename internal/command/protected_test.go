@@ -123,8 +123,12 @@ func TestSpec_10_15_TheNextRequestUsesTheNewValue(t *testing.T) {
 		v.rotate("A", "second of A")
 		want("https://api.example.com", "VALUE=second of A", key)
 		for what, call := range map[string]func() (string, error){
-			"another epoch":    func() (string, error) { return v.behind(v.worker, h.computer, h.epoch+1, "https://api.example.com", key) },
-			"another Worker":   func() (string, error) { return v.behind("somebody", h.computer, h.epoch, "https://api.example.com", key) },
+			"another epoch": func() (string, error) {
+				return v.behind(v.worker, h.computer, h.epoch+1, "https://api.example.com", key)
+			},
+			"another Worker": func() (string, error) {
+				return v.behind("somebody", h.computer, h.epoch, "https://api.example.com", key)
+			},
 			"another Computer": func() (string, error) { return v.behind(v.worker, "nothing", h.epoch, "https://api.example.com", key) },
 		} {
 			if got, err := call(); !fault.Is(err, fault.LeaseLost) || got != "" {

@@ -153,5 +153,6 @@ const (
 	sqlHeld      = `SELECT environment_id, worker_id, lease_epoch FROM computers WHERE id = ?`
 
 	sqlAuthority       = `SELECT certificate, sealed_key FROM computer_authorities WHERE computer_id = ?`
+	sqlAuthorityDelete = `DELETE FROM computer_authorities WHERE computer_id = ?`
 	sqlAuthorityInsert = `INSERT INTO computer_authorities (computer_id, certificate, sealed_key, created_at) VALUES (?, ?, ?, ?)`
 )

@@ -143,6 +143,11 @@ func Update(tx *db.Tx, r *Row) error {
 	if r.Purpose == ForPreparation {
 		tx.Signal(PreparationTopic)
 	}
+	if r.Status == "deleted" && r.Secrets > 0 {
+		if _, err := tx.Exec(sqlAuthorityDelete, r.ID); err != nil {
+			return fmt.Errorf("forget authority: %w", err)
+		}
+	}
 	tx.Signal(Topic(r.ID))
 	if r.WorkerID == nil {
 		tx.Signal(DispatchTopic) // room may have become free on a Worker, or r itself may want a place

@@ -16,7 +16,7 @@ const maxAttempts = 100
 type Attempt struct {
 	// First and Last are when it was tried first and last.
 	First, Last time.Time
-	Kind        string // dns, tls or http by name; tcp, udp, icmp or ip for packets
+	Kind        string // dns, tls, http or (to a protected origin) https by name; tcp, udp, icmp or ip for packets
 	Name        string // the name asked for; "" when there was none
 	// Address that was connected to, or given as the answer, with the port; not valid when it did not come to that.
 	Address netip.AddrPort

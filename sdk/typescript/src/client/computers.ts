@@ -47,7 +47,7 @@ export interface ComputerCreateRequest {
 
 /** Something that a Computer tried on its network, once or often in a row. */
 export interface NetworkAttempt {
-  readonly kind: "dns" | "tls" | "http" | "tcp" | "udp" | "icmp" | "ip"
+  readonly kind: "dns" | "tls" | "http" | "https" | "tcp" | "udp" | "icmp" | "ip"
   /** The name that was asked for. */
   readonly name?: string
   readonly address?: string
