@@ -42,6 +42,11 @@ type Server interface {
 	PublishCapture(context.Context, *workerpb.PublishCaptureRequest) (*workerpb.PublishCaptureResponse, error)
 	StoreOutput(context.Context, *workerpb.StoreOutputRequest) (*workerpb.StoreOutputResponse, error)
 	ReportNetwork(context.Context, *workerpb.ReportNetworkRequest) (*workerpb.ReportNetworkResponse, error)
+	Secrets
+}
+
+// Secrets is the part of the server that gives values, and what stands for them.
+type Secrets interface {
 	ResolveSecrets(context.Context, *workerpb.ResolveSecretsRequest) (*workerpb.ResolveSecretsResponse, error)
 	OpenProtection(context.Context, *workerpb.OpenProtectionRequest) (*workerpb.OpenProtectionResponse, error)
 	ResolveProtected(context.Context, *workerpb.ResolveProtectedRequest) (*workerpb.ResolveProtectedResponse, error)
