@@ -20,12 +20,19 @@ import (
 
 func main() {
 	lend.Main()
+	writeNoCore()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	m := Main{Args: os.Args[1:], Getenv: os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 	code := m.Run(ctx)
 	stop()
 	os.Exit(code)
+}
+
+// writeNoCore keeps the kernel from writing the memory of this program, which may hold secrets, to a file when it dies, and
+// so with the sandboxes that it starts. A limit of 1 also ends what the kernel would pipe to a program; 0 does not.
+func writeNoCore() {
+	_ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{Cur: 1, Max: 1}) // lowering a limit is always allowed
 }
 
 // Main is one run of the program. A test fills it like main does and reads what it wrote.

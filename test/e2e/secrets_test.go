@@ -7,11 +7,14 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
 	"helmr.dev/helmr/client"
@@ -311,5 +314,84 @@ func scanFile(path string, values []string) (int, error) {
 			return -1, err
 		}
 		kept = copy(buf, buf[len(buf)-overlap:])
+	}
+}
+
+// Whatever goes wrong, and however helmr dies, no value is in what is left of it.
+func TestSpec_10_01_CrashesTellNoValue(t *testing.T) {
+	h := prepare(t, db.SQLite)
+	h.env = []string{"GOTRACEBACK=all"}
+	h.run()
+	values := []string{"token-" + id.New() + "-" + id.New(), "key-" + id.New() + "-" + id.New()}
+	ctx := t.Context()
+	for i, name := range []string{"TOKEN", "KEY"} {
+		if _, err := h.CreateSecret(ctx, api.SecretCreateRequest{Name: name, Value: values[i]}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.deploy("testdata/secrets")
+	// Requests that are refused, with a value in them.
+	for what, err := range map[string]error{
+		"create again":       second(h.CreateSecret(ctx, api.SecretCreateRequest{Name: "TOKEN", Value: values[0]})),
+		"a bad name":         second(h.CreateSecret(ctx, api.SecretCreateRequest{Name: "no name " + id.New(), Value: values[0]})),
+		"rotate without key": second(h.RotateSecret(ctx, "TOKEN", api.SecretRotateRequest{Value: values[0]})),
+		"rotate nothing":     second(h.RotateSecret(ctx, "NONE", api.SecretRotateRequest{Value: values[0], IdempotencyKey: "k"})),
+	} {
+		if err == nil {
+			t.Errorf("%s: it was accepted", what)
+			continue
+		}
+		lacks(t, "the error of "+what, []byte(err.Error()), values)
+	}
+	r := h.create("keeper", "look")
+	h.kept(r.SessionID, r.TurnID)
+	s, err := h.GetSession(ctx, r.SessionID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, wish := range []string{"throw", "exit", "abort"} {
+		v := h.settled(r.SessionID, h.enqueue(r.SessionID, wish))
+		if v.Status == "completed" {
+			t.Errorf("%s: the Turn is completed", wish)
+		}
+		raw, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lacks(t, "the Turn that should "+wish, raw, values)
+	}
+	// Values are under way when helmr dies with a dump of all its goroutines.
+	for range 8 {
+		if _, err := h.CreateCommand(ctx, s.ComputerID, api.CommandCreateRequest{Command: []string{"sh", "-c", `test -n "$TOKEN"`}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = h.cmd.Process.Signal(syscall.SIGQUIT)
+	if err := <-h.exited; err == nil {
+		t.Error("helmr ended well")
+	}
+	h.cmd = nil
+	if !bytes.Contains(h.out.Bytes(), []byte("goroutine ")) {
+		t.Errorf("there is no dump:\n%s", h.out)
+	}
+	lacks(t, "the dump", h.out.Bytes(), values)
+	for path, i := range h.scan(values) {
+		t.Errorf("after the dump, value %d is in %s", i, path)
+	}
+	h.run()
+	limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", h.info.PID))
+	if err != nil || !regexp.MustCompile(`(?m)^Max core file size +1 +1 `).Match(limits) {
+		t.Errorf("the kernel would write helmr's memory to a file: %v\n%s", err, limits)
+	}
+	if _, err := h.ResumeSession(ctx, r.SessionID, api.ResumeRequest{}); err != nil && code(err) == "" {
+		t.Fatal(err)
+	}
+	if got := h.output(s.ComputerID, []string{"sh", "-c", `printf %s "$TOKEN" | sha256sum`}); got != digest(values[0])+"  -\n" {
+		t.Errorf("after the crash a Command was given %s", got)
+	}
+	h.answersLack(r.SessionID, values)
+	h.stop()
+	for path, i := range h.scan(values) {
+		t.Errorf("after the stop, value %d is in %s", i, path)
 	}
 }

@@ -18,7 +18,11 @@ const digest = (value: string | Buffer | undefined) => createHash("sha256").upda
 export const keeper = agent({
   id: "keeper",
   template: safe,
-  turn() {
+  turn(turn) {
+    const wish = turn.input[0]?.type === "text" ? turn.input[0].text : ""
+    if (wish === "throw") throw new Error("as was asked for")
+    if (wish === "exit") process.exit(7)
+    if (wish === "abort") process.abort()
     const file = statSync("/run/secrets/app/key")
     return { token: digest(process.env["TOKEN"]), key: digest(readFileSync("/run/secrets/app/key")), mode: (file.mode & 0o7777).toString(8), mine: file.uid === process.getuid?.() }
   },
