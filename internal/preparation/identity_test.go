@@ -83,7 +83,6 @@ func TestSpec_09_06_EqualPreparationsAreShared(t *testing.T) {
 			"cpu":      with(func(d *define) { d.cpu = 2000 }),
 			"memory":   with(func(d *define) { d.memory = 1024 }),
 			"disk":     with(func(d *define) { d.disk = 1024 }),
-			"network":  with(func(d *define) { d.network = `{"blockAll":false}` }),
 			"secrets":  with(func(d *define) { d.secrets = rawToken }),
 			"secret":   with(func(d *define) { d.secrets = strings.Replace(rawToken, `"TOKEN",`, `"OTHER",`, 1) }),
 			"form":     with(func(d *define) { d.secrets = `[{"secret":"TOKEN","file":{"path":"/run/token"}}]` }),
@@ -99,6 +98,28 @@ func TestSpec_09_06_EqualPreparationsAreShared(t *testing.T) {
 		computerID, _ := w.want("box")
 		w.settle()
 		w.waits(computerID)
+	})
+}
+
+func TestSpec_09_21_ThePolicyOfThePhaseIsPartOfTheIdentity(t *testing.T) {
+	t.Parallel()
+	each(t, func(w *world) {
+		w.deploy("p", define{id: "box", callback: "box"}, define{id: "other", callback: "box", network: `{"allowDomains":["a.example"]}`})
+		w.want("box")
+		w.prepare("m")
+		other, _ := w.want("other")
+		w.settle()
+		w.waits(other)
+		h := w.maker()
+		if got := h.spec.GetNetwork(); got != `{"allowDomains":["a.example"]}` {
+			t.Fatalf("it is prepared under %s", got)
+		}
+		h.exits(0)
+		h.publish("n")
+		w.startsFrom(other, "n")
+		if got := w.host(other).call(workerpb.Phase_PHASE_ABSENT).GetSpec().GetNetwork(); got != `{"blockAll":false}` {
+			t.Fatalf("it runs under %s", got)
+		}
 	})
 }
 

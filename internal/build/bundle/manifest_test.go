@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/egress/policy"
 	"helmr.dev/helmr/internal/fault"
 )
@@ -15,6 +16,10 @@ const (
 	programDigest = "1111111111111111111111111111111111111111111111111111111111111111"
 	imageDigest   = "2222222222222222222222222222222222222222222222222222222222222222"
 )
+
+func raw(name string) []api.SecretBinding {
+	return []api.SecretBinding{{Secret: name, Env: &api.SecretEnv{Name: name, Mode: "raw"}}}
+}
 
 func number(n int64) *int64 { return &n }
 
@@ -114,22 +119,32 @@ func TestSpec_13_06_BrokenRulesAreRefused(t *testing.T) {
 		"inexact period":   {func(m *Manifest) { m.Plan.Agents[0].MaxTurnDurationMs = number(1<<53 + 1) }, "max_turn_duration_ms"},
 		"hibernation":      {func(m *Manifest) { m.Plan.Agents[0].HibernateAfterIdleMs = number(0) }, "hibernate_after_idle_ms"},
 		"template unused":  {func(m *Manifest) { m.Plan.Templates[0].DeleteAfterUnusedMs = number(0) }, "delete_after_unused_ms"},
-		"no cpu":           {func(m *Manifest) { m.Plan.Templates[0].Resources.MilliCPU = 0 }, "milli_cpu"},
-		"negative disk":    {func(m *Manifest) { m.Plan.Templates[0].Resources.DiskMiB = number(-1) }, "disk_mib"},
-		"image missing":    {func(m *Manifest) { m.TemplateImages = m.TemplateImages[:1] }, "templateImages"},
-		"images unsorted":  {func(m *Manifest) { m.TemplateImages[0], m.TemplateImages[1] = m.TemplateImages[1], m.TemplateImages[0] }, "templateImages[0].template"},
-		"image a program":  {func(m *Manifest) { m.TemplateImages[0].Digest = programDigest }, "templateImages[0].digest"},
-		"image env":        {func(m *Manifest) { m.TemplateImages[0].Config.Env = []string{"PATH"} }, "templateImages[0].config.env[0]"},
-		"image env null":   {func(m *Manifest) { m.TemplateImages[0].Config.Env = nil }, "templateImages[0].config.env"},
-		"image workdir":    {func(m *Manifest) { m.TemplateImages[0].Config.Workdir = "srv" }, "workdir"},
-		"image user":       {func(m *Manifest) { m.TemplateImages[0].Config.User = "a\nb" }, "user"},
-		"no objects":       {func(m *Manifest) { m.Objects = nil }, "objects"},
-		"object digest":    {func(m *Manifest) { m.Objects[0].Digest = "ABC" }, "objects[0].digest"},
-		"object twice":     {func(m *Manifest) { m.Objects[1].Digest = programDigest }, "objects[1].digest"},
-		"object type":      {func(m *Manifest) { m.Objects[0].MediaType = "text/html" }, "objects[0].mediaType"},
-		"object empty":     {func(m *Manifest) { m.Objects[0].SizeBytes = 0 }, "objects[0].sizeBytes"},
-		"object large":     {func(m *Manifest) { m.Objects[1].SizeBytes = MaxObjectBytes + 1 }, "objects[1].sizeBytes"},
-		"all too large":    {func(m *Manifest) { m.Objects[1].SizeBytes = MaxObjectBytes }, "together"},
+		"prepare name":     {func(m *Manifest) { m.Plan.Templates[0].Prepare = "two words" }, "plan.templates[0].prepare"},
+		"prepare network":  {func(m *Manifest) { m.Plan.Templates[0].PrepareNetwork = &policy.Policy{} }, "prepare_network is given without"},
+		"prepare secrets":  {func(m *Manifest) { m.Plan.Templates[0].PrepareSecrets = raw("T") }, "prepare_secrets has entries without"},
+		"prepare twice": {func(m *Manifest) {
+			m.Plan.Templates[0].Prepare, m.Plan.Templates[0].PrepareSecrets = "box", append(raw("T"), raw("T")...)
+		}, "prepare_secrets[1].env.name"},
+		"prepare in image": {func(m *Manifest) {
+			m.Plan.Templates[0].Prepare, m.Plan.Templates[0].PrepareSecrets = "box", raw("EMPTY")
+		}, "prepare_secrets[0].env.name"},
+		"zero refresh":    {func(m *Manifest) { m.Plan.Templates[0].RefreshEveryMs = number(0) }, "refresh_every_ms"},
+		"no cpu":          {func(m *Manifest) { m.Plan.Templates[0].Resources.MilliCPU = 0 }, "milli_cpu"},
+		"negative disk":   {func(m *Manifest) { m.Plan.Templates[0].Resources.DiskMiB = number(-1) }, "disk_mib"},
+		"image missing":   {func(m *Manifest) { m.TemplateImages = m.TemplateImages[:1] }, "templateImages"},
+		"images unsorted": {func(m *Manifest) { m.TemplateImages[0], m.TemplateImages[1] = m.TemplateImages[1], m.TemplateImages[0] }, "templateImages[0].template"},
+		"image a program": {func(m *Manifest) { m.TemplateImages[0].Digest = programDigest }, "templateImages[0].digest"},
+		"image env":       {func(m *Manifest) { m.TemplateImages[0].Config.Env = []string{"PATH"} }, "templateImages[0].config.env[0]"},
+		"image env null":  {func(m *Manifest) { m.TemplateImages[0].Config.Env = nil }, "templateImages[0].config.env"},
+		"image workdir":   {func(m *Manifest) { m.TemplateImages[0].Config.Workdir = "srv" }, "workdir"},
+		"image user":      {func(m *Manifest) { m.TemplateImages[0].Config.User = "a\nb" }, "user"},
+		"no objects":      {func(m *Manifest) { m.Objects = nil }, "objects"},
+		"object digest":   {func(m *Manifest) { m.Objects[0].Digest = "ABC" }, "objects[0].digest"},
+		"object twice":    {func(m *Manifest) { m.Objects[1].Digest = programDigest }, "objects[1].digest"},
+		"object type":     {func(m *Manifest) { m.Objects[0].MediaType = "text/html" }, "objects[0].mediaType"},
+		"object empty":    {func(m *Manifest) { m.Objects[0].SizeBytes = 0 }, "objects[0].sizeBytes"},
+		"object large":    {func(m *Manifest) { m.Objects[1].SizeBytes = MaxObjectBytes + 1 }, "objects[1].sizeBytes"},
+		"all too large":   {func(m *Manifest) { m.Objects[1].SizeBytes = MaxObjectBytes }, "together"},
 		"object unused": {func(m *Manifest) {
 			m.Objects = append(m.Objects, Object{Digest: strings.Repeat("3", 64), SizeBytes: 1, MediaType: ImageMediaType})
 			m.Objects[1].SizeBytes = 1
