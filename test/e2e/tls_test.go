@@ -22,23 +22,23 @@ import (
 	"helmr.dev/helmr/client"
 )
 
-// authority is a CA of this test.
-type authority struct {
+// issuer is a CA of this test.
+type issuer struct {
 	t    *testing.T
 	dir  string
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-func newAuthority(t *testing.T, dir string) *authority {
+func newAuthority(t *testing.T, dir string) *issuer {
 	t.Helper()
-	a := &authority{t: t, dir: dir}
+	a := &issuer{t: t, dir: dir}
 	a.cert, a.key = a.issue("ca", nil)
 	return a
 }
 
 // issue writes a certificate and its key to files; without a name of a host it is the CA's own.
-func (a *authority) issue(file string, hosts []string) (*x509.Certificate, *ecdsa.PrivateKey) {
+func (a *issuer) issue(file string, hosts []string) (*x509.Certificate, *ecdsa.PrivateKey) {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
