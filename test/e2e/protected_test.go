@@ -20,7 +20,7 @@ import (
 
 	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/db"
-	"helmr.dev/helmr/internal/egress/authority"
+	certs "helmr.dev/helmr/internal/egress/authority"
 	"helmr.dev/helmr/internal/id"
 )
 
@@ -31,11 +31,11 @@ type model struct {
 
 func startModel(t *testing.T) *model {
 	t.Helper()
-	cert, key, err := authority.Make([]string{"allowed.example", "other.example"}, time.Now())
+	cert, key, err := certs.Make([]string{"allowed.example", "other.example"}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	public, err := authority.Open(cert, key, nil)
+	public, err := certs.Open(cert, key, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func startModel(t *testing.T) *model {
 		}
 		body, _ := io.ReadAll(r.Body)
 		given := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
-		fmt.Fprintf(w, "%s given %s placeholder %v path %s body %s", r.Host, digest(given), strings.HasPrefix(given, authority.Prefix), r.URL.Path, digest(string(body)))
+		fmt.Fprintf(w, "%s given %s placeholder %v path %s body %s", r.Host, digest(given), strings.HasPrefix(given, certs.Prefix), r.URL.Path, digest(string(body)))
 	}), TLSConfig: &tls.Config{NextProtos: []string{"h2", "http/1.1"}, GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { return public.Leaf(h.ServerName) }}}
 	inNamespace(t, fmt.Sprintf("helmre2e-%d-inet", os.Getpid()), func() error {
 		for _, port := range []string{":443", ":8443"} {
@@ -152,7 +152,7 @@ const key = process.env.MODEL_KEY; fetch(%q, %s).then(async (r) => console.log(r
 	h.protectedAttacks(s.ComputerID, opened, say, node, first)
 
 	placeholder := node(s.ComputerID, `console.log(process.env.MODEL_KEY)`)
-	if len(placeholder) != authority.PlaceholderLength || !strings.HasPrefix(placeholder, authority.Prefix) {
+	if len(placeholder) != certs.PlaceholderLength || !strings.HasPrefix(placeholder, certs.Prefix) {
 		t.Fatalf("the variable holds %q", placeholder)
 	}
 	h.nothingInside(s.ComputerID, placeholder, values)
