@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"context"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"helmr.dev/helmr/client"
@@ -26,6 +28,8 @@ func TestPrepare(t *testing.T) {
 			h.preparesUnderItsPolicy()
 			h.preparesWithSecrets()
 			h.preparesThroughKills()
+			h.preparesAfterLosses()
+			h.until("nothing of a preparation is left", func() bool { return h.preparationPID() == 0 })
 		})
 	}
 }
@@ -161,4 +165,72 @@ func (h *helmr) preparesThroughKills() {
 	if got := h.wantExit(commandID, 0).stdout; got != "begun\ndone\n" {
 		h.t.Fatalf("the disk says %q", got)
 	}
+}
+
+// preparesAfterLosses: the sandbox of a preparation dies with the machine, twice; the third attempt begins from the image of
+// the Template, and its image is published once.
+func (h *helmr) preparesAfterLosses() {
+	h.t.Helper()
+	computerID := h.newComputer("slower", "")
+	commandID := h.sh(computerID, "cat /work/attempts")
+	log := func() string {
+		p, err := h.LastPreparation(context.Background(), "slower", "")
+		if err != nil {
+			return ""
+		}
+		text := ""
+		page, err := h.ListPreparationLogs(context.Background(), p.ID, "", 100)
+		for ; err == nil && len(page.Logs) > 0; page, err = h.ListPreparationLogs(context.Background(), p.ID, page.NextCursor, 100) {
+			for _, r := range page.Logs {
+				text += string(r.Content)
+			}
+		}
+		return text
+	}
+	for i := range 2 {
+		h.until("the callback runs", func() bool { return strings.Count(log(), "begun\n") == i+1 })
+		pid := h.preparationPID()
+		if pid == 0 {
+			h.t.Fatal("no sandbox of a preparation lives")
+		}
+		if i == 1 { // helmr too
+			h.kill()
+		}
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			h.t.Fatal(err)
+		}
+		if i == 1 {
+			h.run()
+		}
+	}
+	if got := h.wantExit(commandID, 0).stdout; got != "begun\ndone\n" {
+		h.t.Fatalf("the disk says %q", got)
+	}
+	p, err := h.LastPreparation(context.Background(), "slower", "")
+	if err != nil || p.Status != "succeeded" {
+		h.t.Fatalf("%+v, %v", p, err)
+	}
+	if got := log(); got != "begun\nbegun\nbegun\n" {
+		h.t.Fatalf("the log is %q", got)
+	}
+}
+
+// preparationPID gives the sandbox process of a Computer that is in no list, 0 if there is none.
+func (h *helmr) preparationPID() int {
+	h.t.Helper()
+	page, err := h.ListComputers(context.Background(), client.ComputerFilter{Limit: 100})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, c := range page.Computers {
+		known[c.ID] = true
+	}
+	held, _ := filepath.Glob(filepath.Join(h.dir, "worker", "computers", "*"))
+	for _, dir := range held {
+		if id := filepath.Base(dir); !known[id] {
+			return h.sandboxPID(id)
+		}
+	}
+	return 0
 }

@@ -41,6 +41,9 @@ export const slow = template({
   },
 })
 
+/** As slow, and a preparation of its own. */
+export const slower = template({ ...base, id: "slower", prepare: ({ exec }) => exec("echo begun >> attempts; echo begun; sleep 6; echo done >> attempts") })
+
 export const secretive = template({
   ...base, id: "secretive", prepareSecrets: [{ secret: "TOKEN", env: { name: "TOKEN", mode: "raw" } }, { secret: "KEY", file: { path: "/run/secrets/key" } }],
   prepare: async ({ exec }) => {
