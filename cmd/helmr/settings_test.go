@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/base64"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -79,6 +80,51 @@ func TestSettingsTable(t *testing.T) {
 		if s.fallback != "" && s.check != nil {
 			if err := s.check(s.fallback); err != nil {
 				t.Errorf("%s: the default is refused: %v", s.name, err)
+			}
+		}
+	}
+}
+
+// TestSpec_21_05_EverySetting leaves each required setting out and gives each one that has a form a bad value: the process
+// names it and shows no value.
+func TestSpec_21_05_EverySetting(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	good := goodServer(dir)
+	token := filepath.Join(dir, "token")
+	if err := os.WriteFile(token, []byte("hlmr_wgt_x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{"HELMR_SERVER_URL": "https://helmr.example.com", "HELMR_WORKER_NAME": "one", "HELMR_WORKER_ENROLLMENT_TOKEN_FILE": token,
+		"HELMR_CHECKPOINT_ENCRYPTION_KEY": good["HELMR_AUTH_KEY"]} {
+		good[name] = value
+	}
+	for process, of := range map[string]process{"server": serverSettings, "worker": workerSettings, "migrate": migrateSettings} {
+		read := func(name, value string) error {
+			_, _, err := readSettings(func(n string) string {
+				if n == name {
+					return value
+				}
+				return good[n]
+			}, of)
+			return err
+		}
+		if err := read("", ""); err != nil {
+			t.Errorf("%s: good settings are refused: %v", process, err)
+		}
+		for _, s := range settingsTable {
+			if !of(s) {
+				continue
+			}
+			if err := read(s.name, ""); s.required != (err != nil && strings.Contains(err.Error(), s.name+" is missing")) {
+				t.Errorf("%s without %s: %v", process, s.name, err)
+			}
+			if s.check == nil {
+				continue
+			}
+			const bad = "hidden value\x01"
+			if err := read(s.name, bad); err == nil || !strings.Contains(err.Error(), s.name+" is malformed") || strings.Contains(err.Error(), "hidden") {
+				t.Errorf("%s with a bad %s: %v", process, s.name, err)
 			}
 		}
 	}

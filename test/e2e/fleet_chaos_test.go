@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -372,6 +373,7 @@ func fleetRounds(t *testing.T) int {
 // times, while Sessions take Turns and Commands run. After each round, and at the end, nothing has run twice and nothing
 // that was acknowledged is missing; no Computer was on two Workers; drained, the Workers leave nothing behind.
 func TestSpec_21_09_AComputerNeverRunsTwice(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, fleetLost, "a", "b")
 	random := chaosSeed(t)
 	tr := f.traffic(3, 2)
@@ -406,23 +408,37 @@ func TestSpec_21_09_AComputerNeverRunsTwice(t *testing.T) {
 	f.leavesNothing()
 }
 
-// fault does one thing to one node and says for how long.
+// fault does something to one node, and sometimes to another one as well, and says for how long.
 func (f *fleet) fault(random *rand.Rand, nodes []*node) (what string, lasts time.Duration) {
-	n := nodes[random.IntN(len(nodes))]
 	// Shorter than a lease, about as long, and longer than it takes to be lost.
 	lasts = time.Duration(random.IntN(int(2 * fleetLost)))
-	switch random.IntN(3) {
-	case 0:
-		what = "kill "
-		n.kill()
-	case 1:
-		what = "pause "
-		n.pause()
-	default:
-		what = "cut off "
-		n.cut()
+	first := random.IntN(len(nodes))
+	what = nodes[first].fault(random)
+	if random.IntN(4) == 0 {
+		second := nodes[(first+1+random.IntN(len(nodes)-1))%len(nodes)]
+		what += " and " + second.fault(random)
 	}
-	return what + n.role, lasts
+	return what, lasts
+}
+
+func (n *node) fault(random *rand.Rand) string {
+	switch kind := random.IntN(10); {
+	case kind < 3:
+		n.kill()
+		return "kill " + n.role
+	case kind < 6:
+		n.pause()
+		return "pause " + n.role
+	case kind < 9 || n == n.f.server:
+		n.cut()
+		return "cut off " + n.role
+	}
+	for _, p := range hostProcesses() {
+		if strings.HasSuffix(p.args, " worker guard "+n.dir) {
+			_ = syscall.Kill(p.pid, syscall.SIGKILL)
+		}
+	}
+	return "kill the guard of " + n.role
 }
 
 // leavesNothing drains the Workers, stops all processes and looks for what is left.

@@ -48,6 +48,7 @@ func (f *fleet) enrolled(n *node, status string) {
 // sandboxes are ended by their guards while the Worker can do nothing, before the Computer goes elsewhere. A paused Worker
 // that wakes up finds its leases gone, discards what is left and enrolls again.
 func TestSpec_21_09_ThePausedAndTheDeadRunNothing(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, fleetLost, "a", "b")
 	r := f.create("counter", "hello")
 	f.completed(r.SessionID, r.TurnID)
@@ -86,6 +87,7 @@ func TestSpec_21_09_ThePausedAndTheDeadRunNothing(t *testing.T) {
 
 // TestSpec_21_11_DrainWaitsAndThenStops drains Workers as an operator does before an upgrade.
 func TestSpec_21_11_DrainWaitsAndThenStops(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, fleetLost*4, "a", "b")
 	r := f.create("counter", "hello")
 	f.completed(r.SessionID, r.TurnID)
