@@ -144,6 +144,52 @@ func TestSpec_07_03_RequestsAddBindings(t *testing.T) {
 	})
 }
 
+func TestSpec_07_09_FindsWhoWasHandedASecret(t *testing.T) {
+	t.Parallel()
+	eachVault(t, func(v *vault) {
+		first, second, never := v.newComputer("t"), v.newComputer("t"), v.newComputer("t")
+		for _, c := range []string{first, second} {
+			v.exec(c, "true")
+			h := v.place(c)
+			h.exchange()
+			v.delivered(h)
+		}
+		want := second + " received, " + first + " received" // latest first, as in any list
+		if got := v.exposed("A"); got != want || strings.Contains(got, never) {
+			t.Fatalf("handed A: %s, want %s", got, want)
+		}
+		// Neither rotation nor revocation takes a copy back.
+		v.rotate("A", "another")
+		v.revoke("A")
+		if got := v.exposed("A"); got != want {
+			t.Fatalf("after rotation and revocation: %s", got)
+		}
+		page, err := v.computers.List(v.t.Context(), v.env, computer.Filter{Secret: "A", Limit: 1})
+		v.must(err)
+		if len(page.Computers) != 1 || page.Computers[0].ID != second || page.NextCursor != second {
+			t.Fatalf("%+v", page)
+		}
+		page, err = v.computers.List(v.t.Context(), v.env, computer.Filter{Secret: "A", Limit: 1, Cursor: page.NextCursor})
+		v.must(err)
+		if len(page.Computers) != 1 || page.Computers[0].ID != first || page.NextCursor != "" {
+			t.Fatalf("%+v", page)
+		}
+		if c := v.computer(first); c.SecretExposure != "" || len(c.Secrets) == 0 {
+			t.Errorf("a Computer alone: %+v", c)
+		}
+		// A Computer that is deleted has no copy any more.
+		deleted, err := v.computers.Create(v.t.Context(), v.env, v.by, api.ComputerCreateRequest{Template: "t"})
+		v.must(err)
+		v.must(v.d.Write(v.t.Context(), func(tx *db.Tx) error {
+			_, err := tx.Exec(`UPDATE computers SET status = 'deleted', worker_id = NULL, residency = 'cold' WHERE id = ?`, second)
+			return err
+		}))
+		if got := v.exposed("A"); got != first+" received" {
+			t.Errorf("with %s deleted and %s new: %s", second, deleted.ComputerID, got)
+		}
+	})
+}
+
 func TestSpec_10_16_ValuesAreChosenWhenAProcessIsAdmitted(t *testing.T) {
 	t.Parallel()
 	eachVault(t, func(v *vault) {

@@ -319,3 +319,34 @@ func TestClientOfComputersAndCommands(t *testing.T) {
 		t.Fatalf("%+v %+v %s", deleted, again, m.Status)
 	}
 }
+
+func TestSpec_07_08_AListTakesAKeyOrAPage(t *testing.T) {
+	t.Parallel()
+	s := servertest.New(t, nil)
+	c := s.Client(s.Key)
+	servertest.Deploy(t, c, "one")
+	var ids []string
+	for _, key := range []string{"a", "b", ""} {
+		r, err := c.CreateComputer(t.Context(), api.ComputerCreateRequest{Template: "box", Key: key})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, r.ComputerID)
+	}
+	for query, status := range map[string]int{
+		"": 200, "?key=a": 200, "?limit=2": 200, "?limit=2&cursor=" + ids[2]: 200, "?secret=S": 404, "?secret=S&limit=1&cursor=" + ids[2]: 404,
+		"?key=a&limit=2": 400, "?key=a&cursor=" + ids[2]: 400, "?key=a&secret=S": 400, "?key=a&template=t": 400, "?limit=0": 400, "?limit=101": 400,
+	} {
+		r := ask(t, s.Key, http.MethodGet, s.URL+"/v1/computers"+query, "")
+		code := map[int]string{200: "", 400: "bad_request", 404: "not_found"}[status]
+		if r.want(t, status, code); strings.Contains(r.body, `"secrets"`) {
+			t.Errorf("items of %s have secrets: %s", query, r.body)
+		}
+		if query == "?key=a" && (!strings.Contains(r.body, ids[0]) || strings.Contains(r.body, ids[1]) || strings.Contains(r.body, "next_cursor")) {
+			t.Errorf("the one with the key: %s", r.body)
+		}
+	}
+	if r := ask(t, s.Key, http.MethodGet, s.URL+"/v1/computers/"+ids[0], ""); !strings.Contains(r.body, `"secrets":[]`) {
+		t.Errorf("one alone: %s", r.body)
+	}
+}
