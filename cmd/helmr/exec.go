@@ -214,7 +214,7 @@ func (a *app) sayWait(ctx context.Context, cmd *cobra.Command, c *client.Client,
 		case m.Error != nil:
 			why = "its computer cannot run: " + clean(m.Error.Code+": "+m.Error.Message)
 		case m.ExecutionWait != nil && waitReasons[*m.ExecutionWait] != "":
-			why = waitReasons[*m.ExecutionWait] + " (" + *m.ExecutionWait + ")"
+			why = waitReason(ctx, c, m)
 		}
 		if why != said && ctx.Err() == nil {
 			a.progress(cmd, "the command has not begun: %s", why)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"helmr.dev/helmr/client"
 	"helmr.dev/helmr/client/api"
 )
 
@@ -29,6 +30,17 @@ var waitReasons = map[string]string{
 	"scheduling":        "no worker has room for its computer",
 	"environment_limit": "the environment's limits of computers, CPUs and memory leave no room for its computer; close sessions that are done with `helmr session close ID`",
 	"saving":            "its computer is being saved",
+}
+
+// waitReason says what a Computer waits for: also that it is the preparation of its Template.
+func waitReason(ctx context.Context, c *client.Client, m api.Computer) string {
+	if m.Residency == "cold" && *m.ExecutionWait == "scheduling" {
+		p, err := c.LastPreparation(ctx, m.Template, m.DeploymentID)
+		if err == nil && p.TerminalAt == nil {
+			return fmt.Sprintf("the disk of its computer is being prepared; see helmr template logs %s --follow", m.Template)
+		}
+	}
+	return waitReasons[*m.ExecutionWait] + " (" + *m.ExecutionWait + ")"
 }
 
 // held gives the error that ends the following of a Turn that no time will start: its Session is held. It is nil if the
@@ -82,7 +94,7 @@ func (f *follower) waitsFor(ctx context.Context) string {
 	case m.Error != nil:
 		why = "its computer cannot run: " + clean(m.Error.Code+": "+m.Error.Message)
 	case m.ExecutionWait != nil && waitReasons[*m.ExecutionWait] != "":
-		why = waitReasons[*m.ExecutionWait] + " (" + *m.ExecutionWait + ")"
+		why = waitReason(ctx, f.client, m)
 	case m.ExecutionWait != nil:
 		why = "its computer waits (" + *m.ExecutionWait + ")"
 	case m.Residency == "running" && before == "queued":

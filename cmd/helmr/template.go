@@ -99,7 +99,7 @@ func preparationText(p api.Preparation) string {
 	case p.Error != nil:
 		return p.Status + ": " + p.Error.Message
 	case p.TerminalAt != nil:
-		return p.Status + " " + p.TerminalAt.String()
+		return p.Status + " " + when(*p.TerminalAt)
 	}
 	return p.Status
 }

@@ -19,6 +19,7 @@ import (
 func TestExamples(t *testing.T) {
 	h := start(t, db.SQLite)
 	t.Run("approval", func(t *testing.T) { approval(t, h) })
+	t.Run("prepared", func(t *testing.T) { librarian(t, h) })
 	t.Run("steering", func(t *testing.T) { steering(t, h) })
 }
 
@@ -61,6 +62,15 @@ func approval(t *testing.T, h *helmr) {
 		t.Fatal(err)
 	}
 	h.resulted(r.SessionID, turnID, `{"deleted":[],"approvedBy":"api_key"}`)
+}
+
+func librarian(t *testing.T, h *helmr) {
+	h = with(t, h)
+	h.deploy("../../examples/prepared")
+	for text, found := range map[string]string{"What is a bowline?": `{"found":1}`, "And spring tides?": `{"found":2}`} {
+		r := h.create("librarian", text)
+		h.resulted(r.SessionID, r.TurnID, found)
+	}
 }
 
 func steering(t *testing.T, h *helmr) {

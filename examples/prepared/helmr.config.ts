@@ -1,0 +1,5 @@
+import { defineConfig } from "@helmr/sdk"
+
+export default defineConfig({
+  dirs: ["agents"],
+})
