@@ -91,3 +91,36 @@ func TestSpec_10_09_BindingsAreFixedWhenAComputerIsMade(t *testing.T) {
 		}
 	})
 }
+
+func TestSpec_07_09_SecretFindsTheComputersThatHoldItsValue(t *testing.T) {
+	t.Parallel()
+	eachVault(t, func(v *vault) {
+		prepared, both, gone := v.newComputer("brief"), v.newComputer("t"), v.newComputer("t")
+		v.newComputer("t") // bound, and never handed anything
+		for _, c := range []string{both, gone} {
+			v.exec(c, "x")
+			v.delivered(v.place(c))
+		}
+		v.must(v.d.Write(v.t.Context(), func(tx *db.Tx) error {
+			for _, c := range []string{prepared, both} { // what a preparation records of the disks that come of it
+				if _, err := tx.Exec(`INSERT INTO secret_exposures (environment_id, secret, computer_id, version, kind, created_at) VALUES (?, 'A', ?, 1, 'image', 0)`, v.env, c); err != nil {
+					return err
+				}
+			}
+			_, err := tx.Exec(`UPDATE computers SET status = 'deleted' WHERE id = ?`, gone)
+			return err
+		}))
+		want := fmt.Sprintf("%s received, %s image", both, prepared) // latest first; who received it may well know it
+		if got := v.exposed("A"); got != want {
+			v.t.Errorf("found %s, want %s", got, want)
+		}
+		v.rotate("A", "new") // the copies of the former value are what is looked for
+		v.revoke("A")
+		if got := v.exposed("A"); got != want {
+			v.t.Errorf("after rotation and revocation %s, want %s", got, want)
+		}
+		if got := v.exposed("C"); got != "" {
+			v.t.Errorf("of a Secret that nobody was handed: %s", got)
+		}
+	})
+}
