@@ -298,3 +298,35 @@ func TestSpec_01_07_OtherEnvironmentsAreInvisible(t *testing.T) {
 		w.wantCode(err, fault.ComputerNotFound)
 	})
 }
+
+func TestSpec_16_07_AReceiptOutlivesItsTarget(t *testing.T) {
+	t.Parallel()
+	each(t, func(w *world) {
+		c := w.newComputer("t")
+		req := api.CommandCreateRequest{Command: []string{"x"}, IdempotencyKey: "k"}
+		first, err := w.commands.Create(t.Context(), w.env, w.by, c, req)
+		w.must(err)
+		cancelled, err := w.commands.Cancel(t.Context(), w.env, w.by, first.CommandID, api.ControlRequest{IdempotencyKey: "k"})
+		w.must(err)
+		deleted, err := w.commands.DeleteComputer(t.Context(), w.env, w.by, c, "k")
+		w.must(err)
+		if got := w.computer(c).Status; got != "deleted" {
+			t.Fatalf("the Computer is %s", got)
+		}
+		again, err := w.commands.Create(t.Context(), w.env, w.by, c, req)
+		if w.must(err); again != first {
+			t.Errorf("create: %+v, before %+v", again, first)
+		}
+		if again, err := w.commands.Cancel(t.Context(), w.env, w.by, first.CommandID, api.ControlRequest{IdempotencyKey: "k"}); err != nil || again != cancelled {
+			t.Errorf("cancel: %+v, %v, before %+v", again, err, cancelled)
+		}
+		if again, err := w.commands.DeleteComputer(t.Context(), w.env, w.by, c, "k"); err != nil || again != deleted {
+			t.Errorf("delete: %+v, %v, before %+v", again, err, deleted)
+		}
+		_, err = w.commands.DeleteComputer(t.Context(), w.env, w.by, c, "another")
+		w.wantCode(err, fault.ComputerNotFound)
+		req.Command = []string{"y"}
+		_, err = w.commands.Create(t.Context(), w.env, w.by, c, req)
+		w.wantCode(err, fault.IdempotencyConflict)
+	})
+}
