@@ -28,17 +28,32 @@ func (w *work) quiet() bool {
 }
 
 // mayPark tells whether a Computer that is being stopped in order keeps its processes in a capture: all of their
-// Sessions are idle and allow it.
+// Sessions allow it, and are idle but for Saves and, in a drain, Turns that are waited for.
 func (x *exchange) mayPark() bool {
-	if x.c.Stopping == nil || *x.c.Stopping == computer.StopUnused || !x.quiet() {
+	if x.c.Stopping == nil || *x.c.Stopping == computer.StopUnused {
 		return false
 	}
 	for _, u := range x.units {
-		if u.p != nil && (u.s.HibernateAfterIdleMs == nil || u.s.IdleSince == nil) {
+		waits := u.busy() && *x.c.Stopping == computer.StopDrain
+		if u.runnable() || (u.p != nil && (u.s.HibernateAfterIdleMs == nil || (u.p.Status != session.ProcessReady && !waits))) {
 			return false
 		}
 	}
 	return true
+}
+
+// stopInstead stops the processes of a Computer that was to hibernate and has other things to do, on another Worker.
+func (x *exchange) stopInstead() error {
+	x.parks = false
+	computer.SignalWorker(x.tx, x.c)
+	for _, u := range x.units {
+		if u.p != nil && u.p.Status != session.ProcessStopping {
+			if err := x.emptyOut(u); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // idle tells whether each Session with a process has been idle for as long as it wants.
@@ -58,6 +73,8 @@ func (x *exchange) idle() bool {
 func (x *exchange) hibernate() (bool, error) {
 	still := x.quiet() && x.others == Occupancy{}
 	switch {
+	case x.parks && (x.others.Waiting > 0 || x.others.Stuck > 0):
+		return false, x.stopInstead()
 	case x.c.Residency == computer.Hibernating && !still:
 		x.c.DropCapture(x.now)
 		return false, nil

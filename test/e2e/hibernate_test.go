@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"helmr.dev/helmr/client"
 	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/db"
 )
@@ -320,4 +323,42 @@ func TestSpec_07_15_AnotherWorkerResumes(t *testing.T) {
 	c.worker.says("worker registered")
 	c.residency(sessionID, "hibernated")
 	c.again(sessionID, third, c.enqueue(sessionID, "look"))
+}
+
+// TestSpec_07_15_ConnectionsAreClosed holds a connection over the network while a Computer sleeps.
+func TestSpec_07_15_ConnectionsAreClosed(t *testing.T) {
+	host := smallInternet(t)
+	h := prepare(t, db.SQLite)
+	h.netns = "/run/netns/" + host
+	h.env = []string{"HELMR_WORKER_NETWORK_RESOLVER_IPV4=9.9.9.9"}
+	h.run()
+	h.Client = client.New(h.info.URL, h.info.APIKey, client.WithHTTPClient(&http.Client{Transport: &http.Transport{
+		DialContext: func(_ context.Context, network, address string) (conn net.Conn, err error) {
+			inNamespace(t, host, func() error {
+				conn, err = net.Dial(network, address)
+				return nil
+			})
+			return conn, err
+		},
+	}}))
+	h.deploy("testdata/hibernate")
+	call := func(sessionID, turnID string) (ends, answer string) {
+		t.Helper()
+		v := h.settled(sessionID, turnID)
+		var got struct{ Ends, Answer string }
+		if v.Status != "completed" || json.Unmarshal(v.Result, &got) != nil {
+			t.Fatalf("turn is %s: %+v %s", v.Status, v.Error, v.Result)
+		}
+		return got.Ends, got.Answer
+	}
+	r := h.create("caller", "allowed.example")
+	if ends, answer := call(r.SessionID, r.TurnID); ends != "" || !strings.Contains(answer, "is allowed.example") {
+		t.Fatalf("at first: %q, %q", ends, answer)
+	}
+	h.residency(r.SessionID, "hibernated")
+	ends, answer := call(r.SessionID, h.enqueue(r.SessionID, "allowed.example"))
+	if !strings.HasSuffix(ends, "closed") || !strings.Contains(answer, "is allowed.example") {
+		t.Errorf("after the resume: %q, %q", ends, answer)
+	}
+	t.Logf("the connection of before ended with %q", ends)
 }

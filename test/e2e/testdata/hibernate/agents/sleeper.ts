@@ -96,27 +96,25 @@ export const sleeper = agent({
   },
 })
 
-const held = new Map<string, string>()
-
-/** Holds a connection over the network, and says what became of it. */
+/** Holds a connection to a web server, and says what became of it and what a new one gives. */
 export const caller = agent({
   id: "caller",
   template: bed,
   hibernateAfterIdle: "1s",
-  init: () => ({ sockets: [] as Socket[] }),
+  init: () => ({ ends: [] as string[], socket: undefined as Socket | undefined }),
   async turn(turn, ctx) {
-    const [host, port] = turn.input.map((part) => part.text).join("").split(":")
-    if (host && port) {
-      const socket = connect(Number(port), host)
+    const host = turn.input.map((part) => part.text).join("")
+    const s = ctx.initResult
+    if (!s.socket) {
+      const socket = connect(80, host)
       await once(socket, "connect")
-      held.set("state", "open")
-      socket.on("error", (error: NodeJS.ErrnoException) => held.set("state", error.code ?? "error"))
-      socket.on("close", () => held.set("closed", "closed"))
-      ctx.initResult.sockets.push(socket)
-      return "open"
+      socket.on("error", (error: NodeJS.ErrnoException) => s.ends.push(error.code ?? error.message))
+      socket.on("close", () => s.ends.push("closed"))
+      s.socket = socket
+    } else if (s.ends.length === 0) {
+      s.socket.write("x") // whoever waits without a word hears of it no later than now
+      await Promise.race([once(s.socket, "close"), pause(5000)])
     }
-    ctx.initResult.sockets[0]?.write("x")
-    await pause(500)
-    return `${held.get("state")} ${held.get("closed") ?? "open"}`
+    return { ends: s.ends.join(" "), answer: await (await fetch(`http://${host}/`)).text() }
   },
 })
