@@ -33,13 +33,17 @@ func (x *exchange) mayPark() bool {
 	if x.c.Stopping == nil || *x.c.Stopping == computer.StopUnused {
 		return false
 	}
+	processes := 0
 	for _, u := range x.units {
+		if u.p != nil {
+			processes++
+		}
 		waits := u.busy() && *x.c.Stopping == computer.StopDrain
 		if u.runnable() || (u.p != nil && (u.s.HibernateAfterIdleMs == nil || (u.p.Status != session.ProcessReady && !waits))) {
 			return false
 		}
 	}
-	return true
+	return processes > 0
 }
 
 // stopInstead stops the processes of a Computer that was to hibernate and has other things to do, on another Worker.

@@ -479,3 +479,53 @@ func TestSpec_21_12_IdleComputersHibernateInAnOrderlyStop(t *testing.T) {
 		})
 	})
 }
+
+// TestSpec_21_11_ADrainHibernatesWhatItMay: idle Computers at once, others when their Turns are done; work that waits
+// moves on.
+func TestSpec_21_11_ADrainHibernatesWhatItMay(t *testing.T) {
+	t.Parallel()
+	each(t, func(w *world) {
+		r, h, p := w.sleeper("drowsy", "")
+		w.enqueue(r.SessionID, "work")
+		h.exchange()
+		_, err := w.computers.Drain(t.Context(), w.worker, time.Hour)
+		w.must(err)
+		h.exchange()
+		if h.exchange(); p.stopping || len(p.controls) > 0 || h.capture != "" {
+			t.Fatalf("a running Turn: stopping %v, told %v, capture %q", p.stopping, p.controls, h.capture)
+		}
+		h.finish(p, "2")
+		if h.exchange(); h.capture == "" || p.stopping {
+			t.Fatalf("a finished Turn: stopping %v, capture %q", p.stopping, h.capture)
+		}
+		if dropped, err := h.publishCapture(h.capture); err != nil || dropped {
+			t.Fatal(dropped, err)
+		}
+		w.wantResidency(h.computer, "hibernated")
+		if n := len(w.session(r.SessionID).Holds); n != 0 {
+			t.Fatalf("%d holds", n)
+		}
+	})
+	t.Run("a Turn behind another", func(t *testing.T) {
+		t.Parallel()
+		each(t, func(w *world) {
+			r, h, p := w.sleeper("drowsy", "")
+			w.enqueue(r.SessionID, "work")
+			h.exchange()
+			next := w.enqueue(r.SessionID, "more")
+			_, err := w.computers.Drain(t.Context(), w.worker, time.Hour)
+			w.must(err)
+			h.finish(p, "2")
+			h.exchange()
+			if h.exchange(); h.capture != "" || !p.stopping {
+				t.Fatalf("capture %q, stopping %v", h.capture, p.stopping)
+			}
+			p.exit()
+			h.exchange()
+			h.publish()
+			if h.exchange(); !h.stop || w.turn(r.SessionID, next.TurnID).Status != "queued" {
+				t.Fatalf("stop %v, turn %s", h.stop, w.turn(r.SessionID, next.TurnID).Status)
+			}
+		})
+	})
+}
