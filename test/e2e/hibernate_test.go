@@ -306,6 +306,7 @@ func TestSpec_07_15_AnotherWorkerResumes(t *testing.T) {
 	two := filepath.Join(c.dir, "two")
 	c.worker = c.process(append(c.workerSettings(), "HELMR_WORKER_NAME=two", "HELMR_WORKER_WORK_DIR="+two, "HELMR_WORKER_CAPACITY_MEMORY_MIB=4096")...).start(t, "worker")
 	c.worker.says("worker registered")
+	c.process(c.workerSettings()...).run(t, "worker", "drain", "--timeout", "1m").ok(t)
 	second := c.again(sessionID, first, c.enqueue(sessionID, "look"))
 	if _, err := os.Stat(filepath.Join(two, "computers", c.whereIs(sessionID).ID)); err != nil {
 		t.Fatalf("the Computer is not on the other Worker: %v", err)

@@ -24,6 +24,7 @@ import (
 type cluster struct {
 	*helmr         // its folder, and a client of the first server
 	settings       []string
+	checkpointKey  string
 	first, second  string // addresses
 	server, worker *live  // the first server, and the Worker
 	other          *client.Client
@@ -72,7 +73,7 @@ func (c *cluster) startServer(address string) *live {
 
 func (c *cluster) workerSettings() []string {
 	return []string{"HELMR_SERVER_URL=http://" + c.first, "HELMR_WORKER_NAME=one", "HELMR_WORKER_ENROLLMENT_TOKEN_FILE=" + filepath.Join(c.dir, "worker.token"),
-		"HELMR_WORKER_WORK_DIR=" + filepath.Join(c.dir, "worker"), "HELMR_CHECKPOINT_ENCRYPTION_KEY=" + rootKey(), "HELMR_WORKER_CAPACITY_MEMORY_MIB=2048"}
+		"HELMR_WORKER_WORK_DIR=" + filepath.Join(c.dir, "worker"), "HELMR_CHECKPOINT_ENCRYPTION_KEY=" + c.checkpointKey, "HELMR_WORKER_CAPACITY_MEMORY_MIB=2048"}
 }
 
 // TestSpec_21_04_SeparateProcesses runs servers and a Worker as an operator does, and kills each of them.
@@ -112,7 +113,7 @@ func install(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	h := &helmr{t: t, dir: dir, config: filepath.Join(dir, "config")}
-	c := &cluster{helmr: h, settings: serverSettings(dbtest.URL(t, db.PostgreSQL), filepath.Join(dir, "blobs")), first: freePort(t), second: freePort(t)}
+	c := &cluster{helmr: h, settings: serverSettings(dbtest.URL(t, db.PostgreSQL), filepath.Join(dir, "blobs")), checkpointKey: rootKey(), first: freePort(t), second: freePort(t)}
 	t.Cleanup(h.close) // after the processes have ended, which start looks after
 
 	p := c.process("HELMR_ADDR=" + c.first)
