@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -45,6 +46,7 @@ type traffic struct {
 	stop     context.CancelFunc
 	wg       sync.WaitGroup
 	sessions []string
+	sleepers []string // Sessions whose Computers hibernate
 
 	mu sync.Mutex
 	// all below are guarded by mu
@@ -81,7 +83,7 @@ func pauseFor(ctx context.Context, d time.Duration) {
 	}
 }
 
-func (f *fleet) traffic(sessions, computers int) *traffic {
+func (f *fleet) traffic(sessions, computers, sleepers int) *traffic {
 	f.t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	tr := &traffic{f: f, ctx: ctx, stop: stop, seen: map[string][]api.Event{}, admitted: map[string]int{}}
@@ -99,8 +101,65 @@ func (f *fleet) traffic(sessions, computers int) *traffic {
 		}
 		tr.wg.Go(func() { tr.execs(c.ComputerID) })
 	}
+	if sleepers > 0 {
+		f.deploy("testdata/hibernate")
+	}
+	for range sleepers {
+		r := f.create("sleeper", "hello")
+		tr.sleepers = append(tr.sleepers, r.SessionID)
+		tr.wg.Go(func() { tr.naps(r.SessionID) })
+	}
 	tr.wg.Go(tr.resumes)
 	return tr
+}
+
+// naps gives a Session a Turn now and then: in between its Computer hibernates.
+func (tr *traffic) naps(sessionID string) {
+	for n := 1; tr.ctx.Err() == nil; n++ {
+		req := api.EnqueueRequest{Input: input("hello"), IdempotencyKey: strconv.Itoa(n)}
+		if !tr.repeat("enqueue", func(ctx context.Context) error { _, err := tr.f.Enqueue(ctx, sessionID, req); return err }) {
+			return
+		}
+		pauseFor(tr.ctx, 5*time.Second)
+	}
+}
+
+// checkSleeper wants that no process was continued twice from one captured memory: the Turns of a process (its token) go
+// up, the file that it reads goes on, and no random number comes again.
+func (tr *traffic) checkSleeper(sessionID string) (turns int) {
+	f := tr.f
+	f.t.Helper()
+	last, random := map[string]slept{}, map[string]bool{}
+	for cursor := ""; ; {
+		page, err := f.ListTurns(context.Background(), sessionID, cursor, 100)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		for _, v := range page.Turns {
+			var s slept
+			if v.Status != "completed" {
+				continue
+			}
+			if err := json.Unmarshal(v.Result, &s); err != nil || !s.Intact || s.Said != "you said hello" || s.Memory != "kept" {
+				f.t.Errorf("sleeper %s: turn %s answers %s", sessionID, v.ID, v.Result)
+				continue
+			}
+			turns++
+			if before := last[s.Token]; s.Turns <= before.Turns || (s.Line != "" && s.Line <= before.Line) || len(last) > s.Inits {
+				f.t.Errorf("sleeper %s: after %+v comes %+v", sessionID, before, s)
+			}
+			last[s.Token] = s
+			for _, r := range s.Random {
+				if random[r] {
+					f.t.Errorf("sleeper %s: the random number %s came twice", sessionID, r)
+				}
+				random[r] = true
+			}
+		}
+		if cursor = page.NextCursor; cursor == "" {
+			return turns
+		}
+	}
 }
 
 // turns admits one Turn after the other, each when the one before has ended.
@@ -179,7 +238,7 @@ func commandEnded(v api.Command) bool {
 // resumes releases every hold, as a person would.
 func (tr *traffic) resumes() {
 	for tr.ctx.Err() == nil {
-		for _, sessionID := range tr.sessions {
+		for _, sessionID := range append(slices.Clone(tr.sessions), tr.sleepers...) {
 			limited, cancel := context.WithTimeout(tr.ctx, 5*time.Second)
 			if s, err := tr.f.GetSession(limited, sessionID); err == nil {
 				for _, hold := range s.Holds {
@@ -320,7 +379,7 @@ func (tr *traffic) settle() {
 	f := tr.f
 	f.t.Helper()
 	f.until("all Turns and Commands end", func() bool {
-		for _, sessionID := range tr.sessions {
+		for _, sessionID := range append(slices.Clone(tr.sessions), tr.sleepers...) {
 			s, err := f.GetSession(context.Background(), sessionID)
 			if err != nil {
 				return false
@@ -376,7 +435,7 @@ func TestSpec_21_09_AComputerNeverRunsTwice(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, fleetLost, "a", "b")
 	random := chaosSeed(t)
-	tr := f.traffic(3, 2)
+	tr := f.traffic(3, 2, 2)
 	defer tr.stop()
 	tr.works(0)
 	w := f.watch()
@@ -392,7 +451,11 @@ func TestSpec_21_09_AComputerNeverRunsTwice(t *testing.T) {
 		}
 		tr.works(tr.completed())
 		turns, completed, commands, exited := tr.check()
-		t.Logf("round %d: %s for %s; %d of %d Turns completed, %d of %d Commands exited", round+1, what, lasts.Round(time.Millisecond), completed, turns, exited, commands)
+		naps := 0
+		for _, sessionID := range tr.sleepers {
+			naps += tr.checkSleeper(sessionID)
+		}
+		t.Logf("round %d: %s for %s; %d of %d Turns completed, %d of %d Commands exited, %d Turns after naps", round+1, what, lasts.Round(time.Millisecond), completed, turns, exited, commands, naps)
 		if t.Failed() {
 			break
 		}

@@ -85,8 +85,13 @@ func newFleet(t testing.TB, lost time.Duration, workers ...string) *fleet {
 		w.start()
 		w.live.says("worker registered")
 	}
-	program{env: f.settings}.login(h.info.URL, h.info.APIKey).run(t, "deploy", "testdata/project").ok(t)
+	f.deploy("testdata/project")
 	return f
+}
+
+func (f *fleet) deploy(project string) {
+	f.t.Helper()
+	program{env: f.settings}.login(f.info.URL, f.info.APIKey).run(f.t, "deploy", project).ok(f.t)
 }
 
 // bridge makes the switch that joins the namespaces, on a network that nobody has.
