@@ -85,3 +85,38 @@ func TestSpec_16_04_PermissionAndEffectAreOneStep(t *testing.T) {
 		}
 	})
 }
+
+// A Session that ends while its key is used holds the key or it does not: the request finds it open, or makes the next.
+func TestSpec_04_04_ATerminalSessionFreesItsKeyAtOnce(t *testing.T) {
+	t.Parallel()
+	each(t, func(w *world) {
+		for i := range 15 {
+			first := w.keyed("key")
+			var got api.SessionCreateReceipt
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if _, err := w.turns.Cancel(w.t.Context(), w.env, w.by, first.SessionID, api.ControlRequest{}); err != nil {
+					w.t.Error(err)
+				}
+			})
+			wg.Go(func() {
+				var err error
+				got, err = w.turns.CreateSession(w.t.Context(), w.env, w.by, api.SessionCreateRequest{Agent: "echo", Key: "key", Input: text("x")}, nil)
+				if err != nil {
+					w.t.Errorf("round %d: %v", i, err)
+				}
+			})
+			wg.Wait()
+			want := "queued"
+			if !got.Created {
+				want = "cancelled" // it came first, and went with the Session
+			}
+			if got.Created == (got.SessionID == first.SessionID) || w.turn(got.SessionID, got.TurnID).Status != want {
+				w.t.Fatalf("receipt %+v; the Turn is %s", got, w.turn(got.SessionID, got.TurnID).Status)
+			}
+			if got.Created {
+				w.cancel(got.SessionID)
+			}
+		}
+	})
+}
