@@ -156,11 +156,8 @@ func (a *attempt) again() error {
 	if a.id.revoked != "" {
 		return a.fail("Template %q cannot be prepared: its Secret %q is revoked", a.p.TemplateID, a.id.revoked)
 	}
-	a.discard()
-	if a.c != nil {
-		if err := computer.Update(a.tx, a.c); err != nil {
-			return err
-		}
+	if err := a.discard(); err != nil {
+		return err
 	}
 	if err := a.adoptIdentity(); err != nil {
 		return err
@@ -214,7 +211,9 @@ func (a *attempt) end(to Status) error {
 	if err := a.p.move(to, a.now); err != nil {
 		return err
 	}
-	a.discard()
+	if err := a.discard(); err != nil {
+		return err
+	}
 	a.tx.Signal(computer.DispatchTopic) // Computers wait for it
 	if a.p.Digest == a.id.digest || a.id.revoked != "" {
 		return nil
@@ -230,8 +229,12 @@ func (a *attempt) end(to Status) error {
 }
 
 // discard has the Computer of the last attempt removed.
-func (a *attempt) discard() {
-	if a.c != nil {
-		computer.Delete(a.tx, a.c, a.now)
+func (a *attempt) discard() error {
+	if a.c == nil {
+		return nil
 	}
+	if err := computer.Delete(a.tx, a.c, a.now); err != nil {
+		return err
+	}
+	return computer.Update(a.tx, a.c)
 }

@@ -149,6 +149,12 @@ const key = process.env.MODEL_KEY; fetch(%q, %s).then(async (r) => console.log(r
 			t.Errorf("%s under an open policy: %s", url, got)
 		}
 	}
+	// The same while a Template is prepared, under the policy of that phase.
+	stocked := h.newComputer("stocked", "")
+	if got := h.output(stocked, []string{"cat", "/work/answer"}); !strings.HasPrefix(got, "200 allowed.example given "+digest(first)+" placeholder false path /stock") || !strings.HasSuffix(got, " closed") {
+		t.Errorf("the callback was answered %q", got)
+	}
+	h.nothingInside(stocked, node(stocked, `console.log("none")`), values)
 	h.protectedAttacks(s.ComputerID, opened, say, node, first)
 
 	placeholder := node(s.ComputerID, `console.log(process.env.MODEL_KEY)`)

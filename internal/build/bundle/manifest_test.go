@@ -128,6 +128,10 @@ func TestSpec_13_06_BrokenRulesAreRefused(t *testing.T) {
 		"prepare in image": {func(m *Manifest) {
 			m.Plan.Templates[0].Prepare, m.Plan.Templates[0].PrepareSecrets = "box", raw("EMPTY")
 		}, "prepare_secrets[0].env.name"},
+		"prepare policy": {func(m *Manifest) {
+			m.Plan.Templates[0].Prepare, m.Plan.Templates[0].PrepareNetwork = "box", &policy.Policy{BlockAll: true}
+			m.Plan.Templates[0].PrepareSecrets = []api.SecretBinding{{Secret: "T", Env: &api.SecretEnv{Name: "T", Mode: "protected", AllowedOrigins: []string{"https://a.example"}}}}
+		}, "prepare_secrets[0] is protected"},
 		"zero refresh":    {func(m *Manifest) { m.Plan.Templates[0].RefreshEveryMs = number(0) }, "refresh_every_ms"},
 		"no cpu":          {func(m *Manifest) { m.Plan.Templates[0].Resources.MilliCPU = 0 }, "milli_cpu"},
 		"negative disk":   {func(m *Manifest) { m.Plan.Templates[0].Resources.DiskMiB = number(-1) }, "disk_mib"},

@@ -1,3 +1,4 @@
+import { writeFileSync } from "node:fs"
 import { connect } from "node:http2"
 import { agent, image, template } from "@helmr/sdk"
 
@@ -17,6 +18,20 @@ export const open = template({
   id: "open",
   ...base,
   secrets: [{ secret: "MODEL_KEY", env: { name: "MODEL_KEY", mode: "protected", allowedOrigins: ["https://allowed.example", "https://allowed.example:8443"] } }],
+})
+
+/** Calls the model while it is prepared; its Computers have no network. */
+export const stocked = template({
+  id: "stocked",
+  ...base,
+  network: { blockAll: true },
+  prepareNetwork: { allowDomains: ["allowed.example"] },
+  prepareSecrets: [{ secret: "MODEL_KEY", env: { name: "MODEL_KEY", mode: "protected", allowedOrigins: ["https://allowed.example"] } }],
+  prepare: async () => {
+    const key = process.env["MODEL_KEY"]
+    const response = await fetch("https://allowed.example/stock", { headers: { authorization: `Bearer ${key}` } })
+    writeFileSync("answer", `${response.status} ${await response.text()} ${await fetch("https://other.example/").then(() => "open", () => "closed")}`)
+  },
 })
 
 const authorization = `Bearer ${process.env["MODEL_KEY"]}`
