@@ -225,6 +225,9 @@ Without WORKER it is this machine's own; see helmr worker status.`,
 func (a *app) drain(cmd *cobra.Command, c controls, timeout time.Duration) error {
 	ctx := cmd.Context()
 	w, err := c.drain(ctx, timeout)
+	if err != nil {
+		return err
+	}
 	said := ""
 	for {
 		if ctx.Err() != nil {

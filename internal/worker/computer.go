@@ -212,7 +212,7 @@ func (c *computer) exchange(ctx context.Context) (over bool, err error) {
 func (c *computer) start(ctx context.Context, spec *workerpb.ComputerSpec) error {
 	c.setPhase(workerpb.Phase_PHASE_STARTING, "")
 	if err := c.startOnce(ctx, spec); err != nil {
-		if ctx.Err() != nil {
+		if !c.cleared(ctx) {
 			return err
 		}
 		c.setPhase(workerpb.Phase_PHASE_START_FAILED, err.Error())
@@ -369,13 +369,27 @@ func (c *computer) lost(why string) {
 func (c *computer) adopt(ctx context.Context, frozen bool) error {
 	err := c.reconnect(ctx, frozen)
 	if err != nil {
-		if ctx.Err() == nil {
+		if c.cleared(ctx) {
 			c.setPhase(workerpb.Phase_PHASE_LOST, err.Error())
 		}
 		return err
 	}
 	c.running(ctx)
 	return nil
+}
+
+// cleared makes sure that no sandbox of the Computer is left, for as long as it takes; false when ctx ends first. The server
+// gives a Computer that failed or is lost to another Worker at once: until then it is not told.
+func (c *computer) cleared(ctx context.Context) bool {
+	for pause := time.Second; ctx.Err() == nil; pause = min(pause*2, time.Minute) {
+		err := c.w.removeSandbox(ctx, c.id)
+		if err == nil {
+			return true
+		}
+		c.w.cfg.Log.Error("cannot remove a sandbox; trying again", "computer", c.id, "error", err)
+		sleep(ctx, pause)
+	}
+	return false
 }
 
 func (c *computer) reconnect(ctx context.Context, frozen bool) error {

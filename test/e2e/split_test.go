@@ -314,8 +314,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestOneServerOnSQLite starts a second server on a SQLite database: it is refused, and the first goes on.
-func TestOneServerOnSQLite(t *testing.T) {
+// TestSpec_21_02_OneServerOnSQLite starts a second server on a SQLite database: it is refused, and the first goes on.
+func TestSpec_21_02_OneServerOnSQLite(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	c := &cluster{helmr: &helmr{t: t, dir: dir, config: dir}, settings: serverSettings("sqlite:"+filepath.Join(dir, "helmr.db"), filepath.Join(dir, "blobs")), first: freePort(t)}

@@ -145,7 +145,7 @@ func (h *helmr) nothing(f footprint) {
 	}
 	for _, name := range entries(h.t, h.dir) {
 		switch name {
-		case "helmr.log", "helmr.db", "keys.json", "blobs", "worker", "dev.lock", "helmr.db.lock", "config", "encryption.key":
+		case "helmr.log", "helmr.db", "keys.json", "blobs", "worker", "dev.lock", "helmr.db.lock", "config", "encryption.key", "checkpoint.key":
 		default:
 			h.t.Errorf("an orderly stop left %s in the data folder", name)
 		}
