@@ -106,7 +106,7 @@ var (
 		{"cold", (*bench).cold, false}, {"prepared", (*bench).prepared, false}, {"warm", (*bench).warm, false}, {"live", (*bench).live, false}, {"piped", (*bench).piped, false},
 		{"throughput", (*bench).throughput, true}, {"commands", (*bench).commands, true},
 	}
-	onSplit = []group{{"memory", (*bench).memory, false}, {"sse", (*bench).sse, false}, {"idle", (*bench).idle, false}}
+	onSplit = []group{{"memory", (*bench).memory, false}, {"sse", (*bench).sse, false}, {"policies", (*bench).policies, false}, {"idle", (*bench).idle, false}}
 )
 
 func groupNames() []string {
