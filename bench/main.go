@@ -104,7 +104,7 @@ type group struct {
 var (
 	onDev = []group{
 		{"cold", (*bench).cold, false}, {"prepared", (*bench).prepared, false}, {"warm", (*bench).warm, false}, {"live", (*bench).live, false}, {"piped", (*bench).piped, false},
-		{"throughput", (*bench).throughput, true}, {"commands", (*bench).commands, true},
+		{"hibernate", (*bench).hibernate, false}, {"throughput", (*bench).throughput, true}, {"commands", (*bench).commands, true},
 	}
 	onSplit = []group{{"memory", (*bench).memory, false}, {"sse", (*bench).sse, false}, {"policies", (*bench).policies, false}, {"idle", (*bench).idle, false}}
 )

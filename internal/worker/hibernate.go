@@ -88,6 +88,7 @@ func (c *computer) hibernate(ctx, run context.Context, o *capture) error {
 
 // takeCapture freezes, stores and publishes. Without an error the capture is published.
 func (c *computer) takeCapture(ctx context.Context, captureID string) error {
+	began := time.Now()
 	if link := c.takeLink(); link != nil {
 		limited, cancel := context.WithTimeout(ctx, callTimeout)
 		err := link.Release(limited)
@@ -109,11 +110,14 @@ func (c *computer) takeCapture(ctx context.Context, captureID string) error {
 	if err := c.w.cfg.Runtime.Freeze(ctx, c.id, disk, memory); err != nil {
 		return err
 	}
+	frozen := time.Now()
 	req := &workerpb.PublishCaptureRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch, CaptureId: captureID, Platform: string(platform)}
 	store := func() error { return c.storeCapture(ctx, req, disk, memory) }
 	if err := c.insist(ctx, "store capture", store); err != nil {
 		return err
 	}
+	c.w.cfg.Log.Info("computer captured", "computer", c.id, "freeze_ms", frozen.Sub(began).Milliseconds(), "store_ms", time.Since(frozen).Milliseconds(),
+		"memory_bytes", req.GetMemorySizeBytes(), "memory_stored_bytes", req.GetMemoryStoredBytes())
 	return c.insist(ctx, "publish capture", func() error {
 		resp, err := c.w.cfg.Server.PublishCapture(ctx, req)
 		for try := 0; err == nil && len(resp.GetRetired()) > 0 && try < publishTries; try++ {
@@ -269,10 +273,16 @@ func (c *computer) startOnce(ctx context.Context, spec *workerpb.ComputerSpec) e
 		return c.startSandbox(ctx, spec, restored{})
 	}
 	for try, pause := 1, time.Second; ; try, pause = try+1, min(pause*2, time.Minute) {
+		began := time.Now()
 		from, err := c.fetchMemory(ctx, spec.GetEnvironmentId(), spec.GetResume())
 		if err == nil {
 			defer func() { _ = os.RemoveAll(from.memory) }()
-			return c.startSandbox(ctx, spec, from)
+			fetched := time.Now()
+			err = c.startSandbox(ctx, spec, from)
+			if err == nil {
+				c.w.cfg.Log.Info("computer resumed", "computer", c.id, "fetch_ms", fetched.Sub(began).Milliseconds(), "restore_ms", time.Since(fetched).Milliseconds())
+			}
+			return err
 		}
 		if errors.Is(err, errMemory) || ctx.Err() != nil || try == restoreTries {
 			return err

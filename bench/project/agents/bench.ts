@@ -1,3 +1,4 @@
+import { randomBytes } from "node:crypto"
 import { readdirSync } from "node:fs"
 import { setTimeout as pause } from "node:timers/promises"
 import { agent, image, template } from "@helmr/sdk"
@@ -21,6 +22,9 @@ const furnished = template({
 /** For many Sessions on one Computer. */
 const large = template({ id: "large", image: node, resources: { cpu: 2, memory: "3GiB", disk: "1GiB" } })
 
+/** For one Session that sleeps. Without a network, so that a plain runsc can resume what it saved of it. */
+const bed = template({ id: "bed", image: node, resources: small.resources, network: { blockAll: true } })
+
 /** The time in milliseconds with their fractions. Date.now() has whole ones only. */
 const now = () => performance.timeOrigin + performance.now()
 
@@ -40,6 +44,19 @@ export const prepared = agent({
   async turn(turn) {
     if (readdirSync("/opt/goods").length !== 512) throw new Error("its disk is not the prepared one")
     await turn.output.write("ready")
+  },
+})
+
+/** Holds 50 MiB that cannot be compressed. Input: for how many ms it is awake. */
+export const sleeper = agent({
+  id: "sleeper",
+  template: bed,
+  hibernateAfterIdle: "500ms",
+  init: () => randomBytes(50 * 1024 * 1024),
+  async turn(turn, ctx) {
+    await turn.output.write(String(ctx.initResult.length))
+    const [awake = 0] = numbers(turn.input)
+    await pause(awake)
   },
 })
 
