@@ -47,6 +47,17 @@ func (r *Row) usePrepared(tx *db.Tx, image *PreparedImage, now int64) error {
 	return secret.ExposeImage(tx, r.EnvironmentID, image.MadeOn, r.ID, now)
 }
 
+// AwaitAnother has a Computer whose prepared image cannot be read start with another one: it has nothing of its own yet. It
+// tells which image that was, "" if the Computer has none or does not need another.
+func (r *Row) AwaitAnother(now int64) (preparationID string, err error) {
+	if r.FirstDisk != FirstPrepared || r.RecoverySaveID != nil || r.Residency != Unavailable || *r.ErrorCode != string(fault.ComputerRecoveryRequired) {
+		return "", nil
+	}
+	preparationID = *r.PreparationID
+	r.FirstDisk, r.PreparationID, r.FirstManifest, r.RetryAt, r.ErrorCode, r.ErrorMessage = FirstAwaited, nil, nil, nil, nil, nil
+	return preparationID, r.move(Cold, now)
+}
+
 // AwaitPreparation records which preparation a Computer waits for: it is placed when that has ended.
 func (r *Row) AwaitPreparation(preparationID string, now int64) {
 	if r.PreparationID == nil || *r.PreparationID != preparationID {

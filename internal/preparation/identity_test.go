@@ -380,3 +380,41 @@ func TestPreparedImagesExpire(t *testing.T) {
 		w.startsFrom(first, "m1")
 	})
 }
+
+// An image whose bytes are lost is made again, for the Computers that have no Save of their own.
+func TestAnUnreadableImageIsReplaced(t *testing.T) {
+	t.Parallel()
+	each(t, func(w *world) {
+		w.deploy("p", define{id: "box", callback: "box"})
+		first, _ := w.want("box")
+		w.prepare("m1")
+		second, _ := w.want("box")
+		w.settle()
+		for _, computerID := range []string{first, second} {
+			w.host(computerID).call(workerpb.Phase_PHASE_START_FAILED)
+		}
+		unreadable := func(computerID, code string) {
+			w.must(w.d.Write(t.Context(), func(tx *db.Tx) error {
+				_, err := tx.Exec(`UPDATE computers SET residency = 'unavailable', error_code = ?, error_message = 'gone', retry_at = ? WHERE id = ?`,
+					code, w.clock.now().Add(time.Hour).UnixMilli(), computerID)
+				return err
+			}))
+		}
+		unreadable(first, "computer_start_failed")
+		unreadable(second, "computer_start_failed")
+		w.run("preparation.unreadable")
+		w.settle()
+		if n := w.count(preparationsOf, w.env); n != 1 || w.computer(first).Residency != "unavailable" {
+			t.Fatalf("%d preparations, %+v", n, w.computer(first))
+		}
+		unreadable(first, "computer_recovery_required")
+		unreadable(second, "computer_recovery_required")
+		w.run("preparation.unreadable")
+		w.prepare("m2")
+		w.startsFrom(first, "m2")
+		w.startsFrom(second, "m2")
+		if n := w.count(preparationsOf, w.env); n != 2 {
+			t.Fatalf("%d preparations", n)
+		}
+	})
+}

@@ -17,6 +17,7 @@ func (s *Service) Loops() []loop.Piece {
 	return []loop.Piece{
 		{Name: "preparation.run", Every: 10 * time.Second, Topics: []string{computer.PreparationTopic}, Run: s.run},
 		{Name: "preparation.refresh", Every: time.Minute, Run: s.refresh},
+		{Name: "preparation.unreadable", Every: time.Minute, Run: s.replace},
 		{Name: "preparation.expire", Every: 10 * time.Minute, Run: s.expire},
 	}
 }
@@ -103,6 +104,43 @@ func (s *Service) renew(tx *db.Tx, r deployment.Refreshed) (left time.Duration, 
 	}
 	_, err = begin(tx, r.EnvironmentID, r.DeploymentID, i, reasonRefresh, now)
 	return 0, err
+}
+
+// replace has images that cannot be read any more made again, for the Computers that never had a Save of their own.
+func (s *Service) replace(ctx context.Context) (time.Duration, error) {
+	var found []string
+	err := s.db.Read(ctx, func(tx *db.Tx) error {
+		found = nil
+		return tx.Query(func(sc func(...any) error) error {
+			var id string
+			err := sc(&id)
+			found = append(found, id)
+			return err
+		}, sqlUnreadable)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("find unreadable images: %w", err)
+	}
+	var errs []error
+	for _, computerID := range found {
+		errs = append(errs, s.db.Write(ctx, func(tx *db.Tx) error {
+			r, err := computer.Lock(tx, computerID)
+			if err != nil {
+				return err
+			}
+			preparationID, err := r.AwaitAnother(db.Millis(s.now()))
+			if err != nil {
+				return err
+			}
+			if preparationID != "" {
+				if _, err := tx.Exec(sqlForget, preparationID); err != nil {
+					return fmt.Errorf("forget image: %w", err)
+				}
+			}
+			return computer.Update(tx, r)
+		}))
+	}
+	return 0, errors.Join(errs...)
 }
 
 // expire lets go of images that nothing will start with; their chunks are removed by whoever collects what nothing names.

@@ -27,6 +27,11 @@ const (
 	sqlManifests = `SELECT manifest_digest FROM preparations WHERE environment_id = ? AND manifest_digest IS NOT NULL
 		UNION SELECT s.manifest_digest FROM preparations p, saves s WHERE p.environment_id = ? AND p.status = 'running' AND s.id = p.save_id AND s.manifest_digest IS NOT NULL`
 
+	// Computers that cannot read the prepared image that they are to start with.
+	sqlUnreadable = `SELECT id FROM computers WHERE work_wanted = 1 AND residency = 'unavailable' AND error_code = 'computer_recovery_required'
+		AND first_disk = 'prepared' AND recovery_save_id IS NULL LIMIT 100`
+	sqlForget = `UPDATE preparations SET manifest_digest = NULL WHERE id = ?`
+
 	// Images that nothing will start with: those superseded, and those of Deployments that are not current which no
 	// new Computer has used for long. What Computers have started with stays theirs.
 	sqlExpire = `UPDATE preparations SET manifest_digest = NULL WHERE manifest_digest IS NOT NULL AND (
