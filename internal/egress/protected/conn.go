@@ -67,16 +67,35 @@ func (c *guarded) SetWriteDeadline(t time.Time) error {
 type body struct {
 	io.ReadCloser
 	request *http.Request
+
+	mu sync.Mutex
+	// control is guarded by mu. It is nil once the request was answered: a transport may read on for a moment, and the
+	// connection is then another request's, or gone.
 	control *http.ResponseController
+}
+
+func (b *body) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.control = nil
+}
+
+// until bounds the present read; the zero time takes the bound back. Without a control the connection's own bounds hold.
+func (b *body) until(t time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.control != nil {
+		_ = b.control.SetReadDeadline(t)
+	}
 }
 
 var errTrailers = errors.New("the request has trailers")
 
 func (b *body) Read(p []byte) (int, error) {
-	_ = b.control.SetReadDeadline(time.Now().Add(stallTimeout)) // without it the connection's own bounds hold
+	b.until(time.Now().Add(stallTimeout))
 	n, err := b.ReadCloser.Read(p)
 	// Taken back at once: the answer may take longer than the next piece is waited for.
-	_ = b.control.SetReadDeadline(time.Time{})
+	b.until(time.Time{})
 	if errors.Is(err, io.EOF) && len(b.request.Trailer) > 0 {
 		return n, errTrailers
 	}

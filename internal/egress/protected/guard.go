@@ -148,7 +148,9 @@ func (g *Guard) serve(w http.ResponseWriter, r *http.Request) {
 			g.failed(w, r, o, err)
 			return
 		}
-		r.Body = &body{ReadCloser: r.Body, request: r, control: control}
+		upload := &body{ReadCloser: r.Body, request: r, control: control}
+		defer upload.end()
+		r.Body = upload
 	}
 	proxy := &httputil.ReverseProxy{
 		Rewrite:       func(p *httputil.ProxyRequest) { rewrite(p, o) },

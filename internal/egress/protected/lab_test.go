@@ -7,7 +7,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -232,12 +231,14 @@ func (l *lab) say(text string) string {
 	l.must(err)
 	_, err = io.WriteString(c, text)
 	l.must(err)
-	l.must(c.CloseWrite())
-	b, err := io.ReadAll(c)
-	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-		l.Logf("read: %v", err)
+	var all bytes.Buffer
+	r := bufio.NewReader(io.TeeReader(c, &all))
+	if resp, err := http.ReadResponse(r, nil); err == nil {
+		_, _ = io.Copy(io.Discard, resp.Body)
 	}
-	return string(b)
+	_ = c.CloseWrite() // not before: who closes is taken to have left
+	_, _ = io.Copy(io.Discard, r)
+	return all.String()
 }
 
 func status(answer string) string {
