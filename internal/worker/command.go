@@ -232,7 +232,9 @@ func (c *computer) storeOutput(ctx context.Context) error {
 				c.w.cfg.Log.Warn("output of commands is not stored; trying again", "computer", c.id, "error", err)
 				c.wake() // a lease that is gone is found by the Exchange
 			}
-			sleep(ctx, pause)
+			if !sleep(ctx, pause) {
+				return ctx.Err()
+			}
 			continue
 		}
 		pause = 0

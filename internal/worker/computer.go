@@ -21,6 +21,9 @@ import (
 // lookEvery is the longest time between two Exchanges of a Computer: a lost signal costs at most this.
 const lookEvery = 10 * time.Second
 
+// removeWithin bounds the first try to remove the sandbox of a lease that is over.
+const removeWithin = 10 * time.Second
+
 // computer is the actor of one Computer under one lease.
 type computer struct {
 	w     *Worker
@@ -114,6 +117,14 @@ func (c *computer) run(ctx context.Context, living *sandbox.Status) {
 	}
 	leaseOver := ctx.Err() == nil
 	end(errFenced)
+	if leaseOver {
+		// At once, whatever the steps still wait for; what they leave is removed below.
+		limited, cancel := context.WithTimeout(context.Background(), removeWithin)
+		if err := c.w.removeSandbox(limited, c.id); err != nil {
+			c.w.cfg.Log.Warn("cannot remove a sandbox yet", "computer", c.id, "error", err)
+		}
+		cancel()
+	}
 	c.steps.Wait()
 	if link := c.takeLink(); link != nil {
 		link.Close()
