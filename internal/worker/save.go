@@ -18,7 +18,7 @@ const publishTries = 10
 // beginSave captures, stores and publishes one Save, again and again until it is done.
 func (c *computer) beginSave(ctx context.Context, o *workerpb.SaveOrder) {
 	c.mu.Lock()
-	if c.saveID != "" {
+	if c.saveID != "" || c.busy["save"] { // the step that is about to end asks again
 		c.mu.Unlock()
 		return
 	}
