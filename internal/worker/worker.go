@@ -268,6 +268,9 @@ func (w *Worker) sweep(held map[string]int64) {
 	}
 }
 
+// registering is the state of a Worker that has not said what it offers.
+const registering = "registering"
+
 // heartbeat sends one and takes its answer up. offer says what this Worker offers.
 func (w *Worker) heartbeat(ctx context.Context, offer bool) ([]*workerpb.Lease, error) {
 	w.mu.Lock()
@@ -287,6 +290,11 @@ func (w *Worker) heartbeat(ctx context.Context, offer bool) ([]*workerpb.Lease, 
 	if err != nil {
 		return nil, err
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	// The server says whether it still waits for an offer: another heartbeat may have been under way when this Worker
+	// enrolled again.
+	w.offered = (w.offered || offer) && resp.GetStatus() != registering
 	return resp.GetLeases(), nil
 }
 
@@ -343,7 +351,6 @@ func (w *Worker) beat(ctx context.Context) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.offered = true
 	for computerID, c := range w.computers {
 		if epoch, ok := held[computerID]; !ok || epoch != c.epoch {
 			c.wake() // its Exchange will say that it is fenced
@@ -401,9 +408,6 @@ func (w *Worker) again(ctx context.Context) {
 		}
 		return
 	}
-	w.mu.Lock()
-	w.offered = false
-	w.mu.Unlock()
 	w.cfg.Log.Info("worker enrolled again")
 }
 
