@@ -49,7 +49,7 @@ func (f *fleet) enrolled(n *node, status string) {
 // that wakes up finds its leases gone, discards what is left and enrolls again.
 func TestSpec_21_09_ThePausedAndTheDeadRunNothing(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, fleetLost, "a", "b")
+	f := newFleet(t, 2*fleetLost, "a", "b")
 	r := f.create("counter", "hello")
 	f.completed(r.SessionID, r.TurnID)
 	computerID := f.computerOf(r.SessionID)
