@@ -27,6 +27,15 @@ func networkProblem(ctx context.Context) []sandbox.Problem {
 // openNetwork opens the network of the Computers of the Worker in dir. get gives the settings, "" for one that is not
 // set. What is at the hosts of the services, URLs, is denied to Computers.
 func openNetwork(ctx context.Context, dir string, get func(string) string, services []string, log *slog.Logger) (*egress.Gateway, error) {
+	cfg, err := networkConfig(ctx, dir, get, services, log)
+	if err != nil {
+		return nil, err
+	}
+	return egress.Open(ctx, cfg)
+}
+
+// networkConfig reads the settings of a network.
+func networkConfig(ctx context.Context, dir string, get func(string) string, services []string, log *slog.Logger) (egress.Config, error) {
 	cfg := egress.Config{Dir: filepath.Join(dir, "network"), Log: log}
 	for name, list := range map[string]*[]netip.Prefix{"HELMR_WORKER_NETWORK_BLOCKED_IPV4_CIDRS": &cfg.Blocked, "HELMR_BUSINESS_IPV4_CIDRS": &cfg.Business} {
 		text := get(name)
@@ -34,16 +43,16 @@ func openNetwork(ctx context.Context, dir string, get func(string) string, servi
 			continue
 		}
 		if err := cidrs(text); err != nil {
-			return nil, settingsError(fmt.Errorf("%s is malformed: %w", name, err))
+			return cfg, settingsError(fmt.Errorf("%s is malformed: %w", name, err))
 		}
 		if err := json.Unmarshal([]byte(text), list); err != nil {
-			return nil, settingsError(fmt.Errorf("%s is malformed: %w", name, err))
+			return cfg, settingsError(fmt.Errorf("%s is malformed: %w", name, err))
 		}
 	}
 	if text := get("HELMR_WORKER_NETWORK_RESOLVER_IPV4"); text != "" {
 		a, err := netip.ParseAddr(text)
 		if err != nil {
-			return nil, settingsError(fmt.Errorf("HELMR_WORKER_NETWORK_RESOLVER_IPV4 is malformed: %w", err))
+			return cfg, settingsError(fmt.Errorf("HELMR_WORKER_NETWORK_RESOLVER_IPV4 is malformed: %w", err))
 		}
 		cfg.Resolvers = []netip.AddrPort{netip.AddrPortFrom(a, 53)}
 	}
@@ -60,5 +69,5 @@ func openNetwork(ctx context.Context, dir string, get func(string) string, servi
 			cfg.Blocked = append(cfg.Blocked, netip.PrefixFrom(a.Unmap(), 32))
 		}
 	}
-	return egress.Open(ctx, cfg)
+	return cfg, nil
 }

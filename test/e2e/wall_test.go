@@ -125,6 +125,8 @@ for (;;) {
 	}
 	h.until("the Computer reaches what it may", func() bool { return strings.Contains(output(), "web 200") })
 
+	h.confined()
+
 	sum := sha256.Sum256([]byte(filepath.Join(h.dir, "worker", "network")))
 	gateway, internet := fmt.Sprintf("helmr-%x", sum[:4]), strings.TrimSuffix(host, "host")+"inet"
 	outside := sniff(t, internet)
@@ -152,4 +154,46 @@ for (;;) {
 		t.Error(stderr)
 	}
 	h.stop()
+}
+
+// confined looks at the host's processes of a sandbox: gVisor's kernel and its file server have few rights, no way to gain
+// one, a filter for system calls, and the kernel a root without the host's files.
+func (h *helmr) confined() {
+	h.t.Helper()
+	found, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	seen := map[string]int{}
+	for _, path := range found {
+		line, _ := os.ReadFile(path)
+		kind, _, _ := strings.Cut(string(line), "\x00")
+		if !strings.Contains(string(line), h.dir) || (kind != "runsc-sandbox" && kind != "runsc-gofer") {
+			continue
+		}
+		status, err := os.ReadFile(filepath.Join(filepath.Dir(path), "status"))
+		if err != nil {
+			continue // it has ended
+		}
+		seen[kind]++
+		for _, want := range []string{"NoNewPrivs:\t1", "Seccomp:\t2"} {
+			if !strings.Contains(string(status), want) {
+				h.t.Errorf("%s lacks %q:\n%s", kind, want, status)
+			}
+		}
+		// The capabilities about files, with which gVisor's kernel uses the folders that are bound, and tracing, with which it
+		// runs what is inside.
+		if kind == "runsc-sandbox" && !strings.Contains(string(status), "CapBnd:\t000000000008001f") {
+			h.t.Errorf("%s has other capabilities than it had:\n%s", kind, status)
+		}
+		entries, err := os.ReadDir(filepath.Join(filepath.Dir(path), "root"))
+		names := ""
+		for _, e := range entries {
+			names += e.Name() + " "
+		}
+		if kind == "runsc-sandbox" && (err != nil || strings.Contains(names, "root") || strings.Contains(names, "home")) {
+			h.t.Errorf("%s sees the host's files: %s, %v", kind, names, err)
+		}
+		h.t.Logf("%s: root has %s", kind, names)
+	}
+	if seen["runsc-sandbox"] == 0 {
+		h.t.Error("no sandbox was looked at")
+	}
 }
