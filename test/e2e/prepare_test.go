@@ -2,10 +2,13 @@ package e2e
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"helmr.dev/helmr/client"
 	"helmr.dev/helmr/client/api"
@@ -17,7 +20,7 @@ func TestPrepare(t *testing.T) {
 	for _, kind := range []db.Kind{db.SQLite, db.PostgreSQL} {
 		t.Run(string(kind), func(t *testing.T) {
 			h := start(t, kind)
-			for _, name := range []string{"TOKEN", "KEY"} {
+			for _, name := range []string{"TOKEN", "KEY", "TURN"} {
 				if _, err := h.CreateSecret(t.Context(), api.SecretCreateRequest{Name: name, Value: "value of " + name}); err != nil {
 					t.Fatal(err)
 				}
@@ -233,4 +236,62 @@ func (h *helmr) preparationPID() int {
 		}
 	}
 	return 0
+}
+
+// TestPrepareUnderKills kills helmr, or it and the sandbox, at random moments of preparations. Whatever is cut short, each
+// image is whole, of the value of its time, and what Computers start from.
+func TestPrepareUnderKills(t *testing.T) {
+	h := start(t, db.SQLite)
+	random := chaosSeed(t)
+	for name, value := range map[string]string{"TURN": "0", "TOKEN": "token", "KEY": "key"} {
+		if _, err := h.CreateSecret(t.Context(), api.SecretCreateRequest{Name: name, Value: value}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.deploy("testdata/prepared")
+	rounds := 4
+	if text := os.Getenv("HELMR_TEST_PREPARE_ROUNDS"); text != "" {
+		if _, err := fmt.Sscan(text, &rounds); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for round := range rounds {
+		value := fmt.Sprint(round)
+		if round > 0 {
+			if _, err := h.RotateSecret(t.Context(), "TURN", api.SecretRotateRequest{Value: value, IdempotencyKey: value}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		first, second := h.newComputer("restless", ""), h.newComputer("restless", "")
+		const look = "cat /work/attempts; cd /work && sha256sum -c sum"
+		commands := []string{h.sh(first, look), h.sh(second, look)}
+		at := time.Duration(random.Int64N(int64(3 * time.Second)))
+		sandbox := random.IntN(3) == 0
+		t.Logf("round %d: helmr is killed after %s, the sandbox too: %v", round, at, sandbox)
+		time.Sleep(at) // the moment is what is tried out
+		pid := 0
+		if sandbox {
+			pid = h.preparationPID()
+		}
+		h.kill()
+		if pid != 0 {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		h.run()
+		for _, commandID := range commands {
+			if got, want := h.outcome(commandID), value+" begun\n"+value+" done\ngoods: OK\n"; got.Status == "exited" && got.stdout != want {
+				t.Fatalf("the disk says %q, want %q", got.stdout, want)
+			} else if got.Status != "exited" && pid == 0 { // a Command on a Computer that ran when helmr died goes on
+				t.Fatalf("command is %+v", got.Outcome)
+			}
+		}
+		if got, want := h.says(h.newComputer("restless", ""), look), value+" begun\n"+value+" done\ngoods: OK\n"; got != want {
+			t.Fatalf("a new Computer's disk says %q, want %q", got, want)
+		}
+		p, err := h.LastPreparation(t.Context(), "restless", "")
+		if err != nil || p.Status != "succeeded" {
+			t.Fatalf("%+v, %v", p, err)
+		}
+	}
+	h.until("nothing of a preparation is left", func() bool { return h.preparationPID() == 0 })
 }

@@ -44,6 +44,12 @@ export const slow = template({
 /** As slow, and a preparation of its own. */
 export const slower = template({ ...base, id: "slower", prepare: ({ exec }) => exec("echo begun >> attempts; echo begun; sleep 6; echo done >> attempts") })
 
+/** Prepared anew after each rotation of its Secret. */
+export const restless = template({
+  ...base, id: "restless", prepareSecrets: [{ secret: "TURN", env: { name: "TURN", mode: "raw" } }],
+  prepare: ({ exec }) => exec("echo $TURN begun >> attempts; head -c 8000000 /dev/urandom > goods; sleep 1; sha256sum goods > sum; echo $TURN done >> attempts"),
+})
+
 export const secretive = template({
   ...base, id: "secretive", prepareSecrets: [{ secret: "TOKEN", env: { name: "TOKEN", mode: "raw" } }, { secret: "KEY", file: { path: "/run/secrets/key" } }],
   prepare: async ({ exec }) => {
