@@ -17,9 +17,9 @@
 //	unavailable --> cold                                       retried every five minutes
 //
 // Invariants: a Computer has a Worker exactly while it is starting, running, hibernating or resuming. A capture is there
-// exactly while a Computer is hibernated or resuming, and is restored by nobody after the Computer has run again. lease_epoch grows with each placement;
-// whatever a Worker reports counts only under the epoch of the present placement. Saves are numbered per Computer; a
-// Save may be joined by Turns until its capture begins; the recovery point is the published Save with the highest number.
+// exactly while a Computer is hibernated or resuming, and is restored by nobody after the Computer has run again.
+// lease_epoch grows with each placement; whatever a Worker reports counts only under the epoch of the present placement.
+// Saves are numbered per Computer; a Save may be joined by Turns until its capture begins; the recovery point is the published Save with the highest number.
 //
 // Tables owned: workers, computers, computer_network, saves, captures.
 package computer

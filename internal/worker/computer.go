@@ -281,9 +281,12 @@ func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec
 			sandbox.Mount{Source: filepath.Dir(c.socket()), Destination: socketInside}),
 		CPUMillis: spec.GetMilliCpu(), MemoryMiB: spec.GetMemoryMib(), DiskMiB: spec.GetDiskMib()})
 	if err != nil {
-		return fmt.Errorf("start sandbox: %w", err)
+		return &sandboxError{fmt.Errorf("start sandbox: %w", err)}
 	}
-	return c.awaitGuest(ctx, connected)
+	if err := c.awaitGuest(ctx, connected); err != nil {
+		return &sandboxError{err}
+	}
+	return nil
 }
 
 // disk restores the disk that the Computer starts from into a folder, which stays until release is called.

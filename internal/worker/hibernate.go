@@ -29,8 +29,12 @@ type capture struct {
 
 var errDropped = errors.New("the capture is dropped")
 
-// restoreTries bounds how often the fetch of a memory is tried before it counts as lost: a quarter of an hour.
-const restoreTries = 20
+// restoreTries bounds how often a resume is tried before the memory counts as lost, a quarter of an hour; sandboxTries how
+// often its sandbox may fail.
+const (
+	restoreTries = 20
+	sandboxTries = 3
+)
 
 // thawedWithin is how long the guest of a thawed sandbox has to dial; it does at once unless something froze it again.
 const thawedWithin = 10 * time.Second
@@ -266,30 +270,46 @@ func (c *computer) fetchMemory(ctx context.Context, environmentID string, r *wor
 	return out, err
 }
 
-// startOnce starts the sandbox as spec says. What a resume needs is fetched again and again: a memory is given up only if
-// it cannot be restored, not because the blob storage is away for a while.
+// sandboxError is the failure of a sandbox itself, after everything that it needs was there.
+type sandboxError struct{ error }
+
+func (e *sandboxError) Unwrap() error { return e.error }
+
+// startOnce starts the sandbox as spec says. A resume is tried again and again: a memory is given up only if it cannot be
+// restored, not because the blob storage or the server is away for a while.
 func (c *computer) startOnce(ctx context.Context, spec *workerpb.ComputerSpec) error {
 	if spec.GetResume() == nil {
 		return c.startSandbox(ctx, spec, restored{})
 	}
+	began := 0
 	for try, pause := 1, time.Second; ; try, pause = try+1, min(pause*2, time.Minute) {
-		began := time.Now()
-		from, err := c.fetchMemory(ctx, spec.GetEnvironmentId(), spec.GetResume())
-		if err == nil {
-			defer func() { _ = os.RemoveAll(from.memory) }()
-			fetched := time.Now()
-			err = c.startSandbox(ctx, spec, from)
-			if err == nil {
-				c.w.cfg.Log.Info("computer resumed", "computer", c.id, "fetch_ms", fetched.Sub(began).Milliseconds(), "restore_ms", time.Since(fetched).Milliseconds())
-			}
+		err := c.resume(ctx, spec)
+		var failed *sandboxError
+		if errors.As(err, &failed) {
+			began++
+		}
+		if err == nil || errors.Is(err, errMemory) || ctx.Err() != nil || began == sandboxTries || try == restoreTries {
 			return err
 		}
-		if errors.Is(err, errMemory) || ctx.Err() != nil || try == restoreTries {
-			return err
-		}
-		c.w.cfg.Log.Warn("cannot fetch a memory; trying again", "computer", c.id, "error", err, "in", pause.String())
+		c.w.cfg.Log.Warn("cannot resume; trying again", "computer", c.id, "error", err, "in", pause.String())
 		if !sleep(ctx, pause) {
 			return ctx.Err()
 		}
 	}
+}
+
+// resume restores the sandbox from its memory.
+func (c *computer) resume(ctx context.Context, spec *workerpb.ComputerSpec) error {
+	began := time.Now()
+	from, err := c.fetchMemory(ctx, spec.GetEnvironmentId(), spec.GetResume())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(from.memory) }()
+	fetched := time.Now()
+	if err := c.startSandbox(ctx, spec, from); err != nil {
+		return err
+	}
+	c.w.cfg.Log.Info("computer resumed", "computer", c.id, "fetch_ms", fetched.Sub(began).Milliseconds(), "restore_ms", time.Since(fetched).Milliseconds())
+	return nil
 }
