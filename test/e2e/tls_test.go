@@ -86,7 +86,7 @@ func TestSpec_21_04_TLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := &helmr{t: t, dir: dir, config: filepath.Join(dir, "config")}
-	c := &cluster{helmr: h, settings: serverSettings("sqlite:"+filepath.Join(dir, "helmr.db"), filepath.Join(dir, "blobs")), first: freePort(t)}
+	c := &cluster{helmr: h, settings: serverSettings("sqlite:"+filepath.Join(dir, "helmr.db"), filepath.Join(dir, "blobs")), checkpointKey: rootKey(), first: freePort(t)}
 	t.Cleanup(h.close)
 	ca := newAuthority(t, dir)
 	ca.issue("server", []string{"127.0.0.1"})
