@@ -23,6 +23,7 @@ import (
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 
 	"helmr.dev/helmr/internal/blob"
+	"helmr.dev/helmr/internal/blob/blobtest"
 )
 
 // each runs test on a folder and on an S3-compatible server.
@@ -41,6 +42,10 @@ func each(t *testing.T, test func(t *testing.T, s *blob.Store)) {
 		server := httptest.NewServer(gofakes3.New(backend).Server())
 		t.Cleanup(server.Close)
 		test(t, open(t, "s3://helmr/some/prefix", blob.S3{Endpoint: server.URL, AccessKeyID: "id", SecretAccessKey: "secret"}))
+	})
+	t.Run("versitygw", func(t *testing.T) {
+		t.Parallel()
+		test(t, open(t, "s3://helmr/some/prefix", blobtest.Server(t, "helmr")))
 	})
 }
 

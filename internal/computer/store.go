@@ -234,6 +234,15 @@ func (r *Row) StartFailed(now int64, message string) error {
 	return r.release(Cold, now)
 }
 
+// DiskUnreadable records a start that failed because the recovery point cannot be read: the Computer is unavailable, and tried
+// again now and then in case somebody repairs the blob storage.
+func (r *Row) DiskUnreadable(now int64, message string) error {
+	r.StartFailures = 0
+	r.ErrorCode, r.ErrorMessage = ptr(string(fault.ComputerRecoveryRequired)), &message
+	r.RetryAt = ptr(now + UnavailableRetry.Milliseconds())
+	return r.release(Unavailable, now)
+}
+
 // Lost records that the Computer's sandbox is gone: unfinished Saves fail, the disk is the recovery point.
 func (r *Row) Lost(tx *db.Tx, now int64) error {
 	if _, err := tx.Exec(sqlSaveFail, r.ID); err != nil {

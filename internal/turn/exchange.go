@@ -139,7 +139,11 @@ func (x *exchange) startFailed() error {
 	if x.c.Residency == computer.Resuming {
 		return x.lost(true, "its memory cannot be restored: "+message(x.req.GetError(), "the sandbox did not start"))
 	}
-	if err := x.c.StartFailed(x.now, message(x.req.GetError(), "the sandbox did not start")); err != nil {
+	failed := x.c.StartFailed
+	if x.req.GetDiskUnreadable() {
+		failed = x.c.DiskUnreadable
+	}
+	if err := failed(x.now, message(x.req.GetError(), "the sandbox did not start")); err != nil {
 		return err
 	}
 	if x.c.Residency != computer.Unavailable || x.occupants == nil {

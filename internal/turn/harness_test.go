@@ -176,16 +176,17 @@ func (w *world) wantKinds(sessionID string, want ...string) {
 
 // host is the Worker's and the guest's view of one Computer, kept by the test.
 type host struct {
-	w         *world
-	computer  string
-	epoch     int64
-	phase     workerpb.Phase
-	processes map[string]*proc
-	save      *workerpb.SaveOrder
-	fenced    bool
-	stop      bool
-	spec      *workerpb.ComputerSpec
-	capture   string // that is ordered: meanwhile the guest is not connected
+	w          *world
+	computer   string
+	epoch      int64
+	phase      workerpb.Phase
+	unreadable bool // with a failed start
+	processes  map[string]*proc
+	save       *workerpb.SaveOrder
+	fenced     bool
+	stop       bool
+	spec       *workerpb.ComputerSpec
+	capture    string // that is ordered: meanwhile the guest is not connected
 }
 
 // proc is a Session process in the test's guest.
@@ -239,7 +240,7 @@ func (h *host) lose() { h.call() }
 
 func (h *host) call() *workerpb.ExchangeResponse {
 	h.w.t.Helper()
-	req := &workerpb.ExchangeRequest{WorkerId: h.w.worker, ComputerId: h.computer, Epoch: h.epoch, Phase: h.phase, CaptureId: h.capture,
+	req := &workerpb.ExchangeRequest{WorkerId: h.w.worker, ComputerId: h.computer, Epoch: h.epoch, Phase: h.phase, DiskUnreadable: h.unreadable, CaptureId: h.capture,
 		GuestConnected: h.phase == workerpb.Phase_PHASE_RUNNING && h.capture == ""}
 	if h.save != nil {
 		req.SaveId = h.save.GetSaveId()

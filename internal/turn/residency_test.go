@@ -17,6 +17,12 @@ func (s *scene) startFails() {
 	s.h.exchange()
 }
 
+// startsUnreadable has the Worker report that the saved disk cannot be read.
+func (s *scene) startsUnreadable() {
+	s.h.unreadable = true
+	s.startFails()
+}
+
 // placed is a Computer that was given to a Worker and does not run yet.
 func placed(w *world) *scene {
 	s := withQueued(w)
@@ -96,6 +102,7 @@ func TestSpec_07_10_EachArrowOfAComputer(t *testing.T) {
 		{event: "start fails", from: "starting", to: "cold", enter: failedStarts(1), do: (*scene).startFails, more: waits("computer_start_failed")},
 		{event: "fourth failure", from: "starting", to: "cold", enter: failedStarts(computer.StartFailures - 1), do: (*scene).startFails, more: waits("computer_start_failed")},
 		{event: "fifth failure", from: "starting", to: "unavailable", enter: failedStarts(computer.StartFailures), do: (*scene).startFails, more: waits("computer_start_failed")},
+		{event: "recovery point unreadable", from: "starting", to: "unavailable", enter: failedStarts(1), do: (*scene).startsUnreadable, more: waits("computer_recovery_required")},
 		{event: "lost", from: "starting", to: "cold", enter: placed, do: (*scene).isLost, events: "session.held", more: waits("")},
 		{event: "lost", from: "running", to: "cold", enter: runningOf("echo"), do: (*scene).isLost, events: "turn.interrupted session.held"},
 		{event: "a minute unused", from: "running", to: "cold", enter: unused, do: func(s *scene) {

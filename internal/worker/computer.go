@@ -38,10 +38,12 @@ type computer struct {
 	// all below are guarded by mu
 	phase   workerpb.Phase
 	failure string
-	config  image.Config
-	env     string // environment id
-	link    *guest.Client
-	guest   guestState
+	// unreadable says that it failed to start because its saved disk cannot be read.
+	unreadable bool
+	config     image.Config
+	env        string // environment id
+	link       *guest.Client
+	guest      guestState
 	// protection is nil for a Computer without protected Secrets.
 	protection *protection
 	saveID     string
@@ -187,7 +189,7 @@ func (c *computer) exchange(ctx context.Context) (over bool, err error) {
 		c.mu.Unlock()
 		return false, nil // what lives here is not known yet
 	}
-	req := &workerpb.ExchangeRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch, Phase: c.phase, Error: c.failure, SaveId: c.saveID}
+	req := &workerpb.ExchangeRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch, Phase: c.phase, Error: c.failure, SaveId: c.saveID, DiskUnreadable: c.unreadable}
 	if c.capture != nil {
 		req.CaptureId = c.capture.id
 	}
@@ -226,6 +228,9 @@ func (c *computer) start(ctx context.Context, spec *workerpb.ComputerSpec) error
 		if !c.cleared(ctx) {
 			return err
 		}
+		c.mu.Lock()
+		c.unreadable = errors.Is(err, chunk.ErrUnreadable)
+		c.mu.Unlock()
 		c.setPhase(workerpb.Phase_PHASE_START_FAILED, err.Error())
 		return err
 	}

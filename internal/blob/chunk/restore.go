@@ -151,6 +151,9 @@ func (re *restorer) piece(ctx context.Context, f *os.File, p *piece, offset int6
 		buf = new([]byte)
 	}
 	data, err := re.space.fetchPiece(ctx, re.codec, p.Reference, p.Size, *buf)
+	if errors.Is(err, ErrUnreadable) {
+		re.space.Retire(p.Reference) // whatever has this content is to be stored anew
+	}
 	if err != nil {
 		return err
 	}

@@ -963,9 +963,11 @@ type ExchangeRequest struct {
 	// With guest_connected: every Command that the guest has, and those it is just being given.
 	Commands []*ObservedCommand `protobuf:"bytes,10,rep,name=commands,proto3" json:"commands,omitempty"`
 	// The capture that is under way, if any.
-	CaptureId     string `protobuf:"bytes,12,opt,name=capture_id,json=captureId,proto3" json:"capture_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	CaptureId string `protobuf:"bytes,12,opt,name=capture_id,json=captureId,proto3" json:"capture_id,omitempty"`
+	// With PHASE_START_FAILED: what the disk starts from is in the blob storage no more, or was changed there.
+	DiskUnreadable bool `protobuf:"varint,13,opt,name=disk_unreadable,json=diskUnreadable,proto3" json:"disk_unreadable,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ExchangeRequest) Reset() {
@@ -1073,6 +1075,13 @@ func (x *ExchangeRequest) GetCaptureId() string {
 		return x.CaptureId
 	}
 	return ""
+}
+
+func (x *ExchangeRequest) GetDiskUnreadable() bool {
+	if x != nil {
+		return x.DiskUnreadable
+	}
+	return false
 }
 
 type ObservedProcess struct {
@@ -3699,7 +3708,7 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"timeout_ms\x18\x02 \x01(\x03R\ttimeoutMs\"D\n" +
 	"\rWatchResponse\x12!\n" +
 	"\fcomputer_ids\x18\x01 \x03(\tR\vcomputerIds\x12\x10\n" +
-	"\x03all\x18\x02 \x01(\bR\x03all\"\xcc\x03\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\"\xf5\x03\n" +
 	"\x0fExchangeRequest\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
 	"\vcomputer_id\x18\x02 \x01(\tR\n" +
@@ -3716,7 +3725,8 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\bcommands\x18\n" +
 	" \x03(\v2 .helmr.worker.v1.ObservedCommandR\bcommands\x12\x1d\n" +
 	"\n" +
-	"capture_id\x18\f \x01(\tR\tcaptureId\"\x93\x01\n" +
+	"capture_id\x18\f \x01(\tR\tcaptureId\x12'\n" +
+	"\x0fdisk_unreadable\x18\r \x01(\bR\x0ediskUnreadable\"\x93\x01\n" +
 	"\x0fObservedProcess\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
