@@ -47,6 +47,7 @@ type helmr struct {
 	dir      string // data folder
 	config   string // HELMR_CONFIG_DIR of its commands
 	database string
+	blobs    string // where objects are; "" for a folder in dir
 	cmd      *exec.Cmd
 	exited   chan error
 	out      *bytes.Buffer
@@ -98,7 +99,11 @@ func (h *helmr) run() {
 	if h.info.URL != "" {
 		addr = strings.TrimPrefix(h.info.URL, "http://") // clients of before go on
 	}
-	h.cmd = h.invoke("dev", "--data-dir", h.dir, "--addr", addr, "--database", h.database)
+	args := []string{"dev", "--data-dir", h.dir, "--addr", addr, "--database", h.database}
+	if h.blobs != "" {
+		args = append(args, "--blobs", h.blobs)
+	}
+	h.cmd = h.invoke(args...)
 	h.cmd.Env = append(h.cmd.Env, h.env...)
 	h.cmd.Stdout, h.cmd.Stderr = h.out, h.out
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -107,13 +107,17 @@ func TestSpec_21_04_SeparateProcesses(t *testing.T) {
 }
 
 // install makes an installation on PostgreSQL with two servers, step by step, and without a Worker.
-func install(t *testing.T) *cluster {
+func install(t *testing.T) *cluster { return installOn(t) }
+
+// installOn is install with other settings for all processes.
+func installOn(t *testing.T, settings ...string) *cluster {
 	dir, err := os.MkdirTemp("", "helmr-e2e-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := &helmr{t: t, dir: dir, config: filepath.Join(dir, "config")}
 	c := &cluster{helmr: h, settings: serverSettings(dbtest.URL(t, db.PostgreSQL), filepath.Join(dir, "blobs")), checkpointKey: rootKey(), first: freePort(t), second: freePort(t)}
+	c.settings = append(c.settings, settings...)
 	t.Cleanup(h.close) // after the processes have ended, which start looks after
 
 	p := c.process("HELMR_ADDR=" + c.first)
