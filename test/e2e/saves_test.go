@@ -44,7 +44,7 @@ func TestSpec_05_09_SavesAreRetriedWhileTheBlobStorageIsFull(t *testing.T) {
 	}
 }
 
-// TestSavesInABucket runs separate processes on an S3 server, which is away for a while, and restores a Computer from it.
+// TestSavesInABucket runs separate processes on an S3 server, which is away for a while.
 func TestSavesInABucket(t *testing.T) {
 	t.Parallel()
 	s3 := blobtest.Start(t, "helmr")
