@@ -184,9 +184,16 @@ func (h *helmr) close() {
 			h.kill()
 		}
 	}
-	clean := h.invoke("dev", "--data-dir", h.dir, "--clear")
-	if out, err := clean.CombinedOutput(); err != nil {
-		h.t.Errorf("clear sandboxes: %v\n%s", err, out)
+	further, _ := filepath.Glob(filepath.Join(h.dir, "*", "worker", "sandboxes")) // of more Workers
+	dirs := []string{h.dir}
+	for _, sandboxes := range further {
+		dirs = append(dirs, filepath.Dir(filepath.Dir(sandboxes)))
+	}
+	for _, dir := range dirs {
+		clean := h.invoke("dev", "--data-dir", dir, "--clear")
+		if out, err := clean.CombinedOutput(); err != nil {
+			h.t.Errorf("clear sandboxes of %s: %v\n%s", dir, err, out)
+		}
 	}
 	if h.t.Failed() || os.Getenv("HELMR_E2E_KEEP") != "" {
 		h.t.Logf("data and logs are kept in %s", h.dir)

@@ -303,7 +303,7 @@ func TestSpec_07_15_AnotherWorkerResumes(t *testing.T) {
 	c.program().login(c.info.URL, c.info.APIKey).run(t, "deploy", "testdata/hibernate").ok(t)
 	sessionID, first := c.asleep("look")
 	one := c.worker
-	two := filepath.Join(c.dir, "two")
+	two := filepath.Join(c.dir, "two", "worker") // where close looks
 	c.worker = c.process(append(c.workerSettings(), "HELMR_WORKER_NAME=two", "HELMR_WORKER_WORK_DIR="+two, "HELMR_WORKER_CAPACITY_MEMORY_MIB=4096")...).start(t, "worker")
 	c.worker.says("worker registered")
 	c.process(c.workerSettings()...).run(t, "worker", "drain", "--timeout", "1m").ok(t)
