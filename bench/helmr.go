@@ -34,6 +34,7 @@ type helmr struct {
 	serverIs *process
 	workerIs *process // the same as serverIs for dev
 	env      []string
+	internet *internet // that it lives in; nil for this machine's own network
 }
 
 // settings lift the limits that would bound a figure instead of the machine.
@@ -81,8 +82,12 @@ func startDev(ctx context.Context, b *bench, kind db.Kind) (_ *helmr, err error)
 			err = errors.Join(err, h.close())
 		}
 	}()
+	return h, h.startDev(ctx)
+}
+
+func (h *helmr) startDev(ctx context.Context) (err error) {
 	if h.serverIs, err = h.start("dev", h.env, "dev", "--data-dir", h.dir, "--addr", "127.0.0.1:0", "--database", h.database); err != nil {
-		return nil, err
+		return err
 	}
 	h.workerIs = h.serverIs
 	err = until(ctx, h.serverIs, func() bool {
@@ -99,10 +104,10 @@ func startDev(ctx context.Context, b *bench, kind db.Kind) (_ *helmr, err error)
 		return h.url != ""
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	h.Client = client.New(h.url, h.key)
-	return h, nil
+	h.Client = client.New(h.url, h.key, h.through()...)
+	return nil
 }
 
 // startSplit starts a server and a Worker.
@@ -178,9 +183,26 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), nil
 }
 
+// program gives the helmr binary with arguments, in the network that this helmr lives in.
+func (h *helmr) program(args ...string) (string, []string) {
+	if h.internet == nil {
+		return h.b.binary("helmr"), args
+	}
+	return "nsenter", append([]string{"--net=/run/netns/" + h.internet.host(), h.b.binary("helmr")}, args...)
+}
+
+// through has a client connect from the network that this helmr lives in.
+func (h *helmr) through() []client.Option {
+	if h.internet == nil {
+		return nil
+	}
+	return []client.Option{client.WithHTTPClient(h.internet.client())}
+}
+
 // command runs a command of the CLI and gives what it prints.
 func (h *helmr) command(ctx context.Context, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, h.b.binary("helmr"), args...)
+	name, args := h.program(args...)
+	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = h.env
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
@@ -210,9 +232,12 @@ func (h *helmr) halt() error {
 // close ends everything and removes every trace.
 func (h *helmr) close() error {
 	err := h.halt()
-	clear := exec.Command(h.b.binary("helmr"), "dev", "--data-dir", h.dir, "--clear")
-	if out, e := clear.CombinedOutput(); e != nil {
+	name, args := h.program("dev", "--data-dir", h.dir, "--clear")
+	if out, e := exec.Command(name, args...).CombinedOutput(); e != nil {
 		err = errors.Join(err, fmt.Errorf("remove sandboxes: %w\n%s", e, out))
+	}
+	if h.internet != nil {
+		err = errors.Join(err, h.internet.close())
 	}
 	return errors.Join(err, h.b.dropDatabase(h.kind, h.database), os.RemoveAll(h.dir))
 }
@@ -241,7 +266,8 @@ type process struct {
 }
 
 func (h *helmr) start(name string, env []string, args ...string) (*process, error) {
-	return startProcess(filepath.Join(h.dir, name+".out"), env, h.b.binary("helmr"), args...)
+	program, args := h.program(args...)
+	return startProcess(filepath.Join(h.dir, name+".out"), env, program, args...)
 }
 
 func startProcess(out string, env []string, program string, args ...string) (*process, error) {

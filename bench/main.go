@@ -100,18 +100,20 @@ type group struct {
 	both bool
 }
 
-// onDev are measured on a helmr dev of each database; onSplit on a server and a Worker of their own.
+// onDev are measured on a helmr dev of each database; onSplit on a server and a Worker of their own; inside on a helmr dev
+// that has an internet of its own.
 var (
 	onDev = []group{
 		{"cold", (*bench).cold, false}, {"prepared", (*bench).prepared, false}, {"warm", (*bench).warm, false}, {"live", (*bench).live, false}, {"piped", (*bench).piped, false},
-		{"hibernate", (*bench).hibernate, false}, {"throughput", (*bench).throughput, true}, {"commands", (*bench).commands, true},
+		{"hibernate", (*bench).hibernate, false}, {"saves", (*bench).saves, false}, {"throughput", (*bench).throughput, true}, {"commands", (*bench).commands, true},
 	}
 	onSplit = []group{{"memory", (*bench).memory, false}, {"sse", (*bench).sse, false}, {"policies", (*bench).policies, false}, {"idle", (*bench).idle, false}}
+	inside  = []group{{"network", (*bench).network, false}}
 )
 
 func groupNames() []string {
 	var names []string
-	for _, g := range append(append([]group{}, onDev...), onSplit...) {
+	for _, g := range slices.Concat(onDev, onSplit, inside) {
 		names = append(names, g.name)
 	}
 	return names
@@ -140,23 +142,24 @@ func (b *bench) measure(ctx context.Context, only string) (err error) {
 			}
 			return out
 		}
-		dev, split := wanted(onDev), wanted(onSplit)
-		if len(dev) > 0 {
-			if err := b.on(ctx, dev, kind, startDev); err != nil {
-				return fmt.Errorf("%s: %w", kind, err)
-			}
-		}
-		if len(split) > 0 {
-			if err := b.on(ctx, split, kind, startSplit); err != nil {
-				return fmt.Errorf("%s: %w", kind, err)
+		for _, on := range []struct {
+			groups []group
+			floors bool
+			start  func(context.Context, *bench, db.Kind) (*helmr, error)
+		}{{onDev, true, startDev}, {onSplit, true, startSplit}, {inside, false, startInside}} {
+			groups := wanted(on.groups)
+			if len(groups) > 0 && (on.floors || kind == db.SQLite) { // what needs no floors of a database is the same on each
+				if err := b.on(ctx, groups, kind, on.floors, on.start); err != nil {
+					return fmt.Errorf("%s: %w", kind, err)
+				}
 			}
 		}
 	}
 	return nil
 }
 
-// on starts a helmr, measures the groups on it and removes every trace of it.
-func (b *bench) on(ctx context.Context, groups []group, kind db.Kind, start func(context.Context, *bench, db.Kind) (*helmr, error)) (err error) {
+// on starts a helmr, measures the groups on it, before them the floors if they need those, and removes every trace of it.
+func (b *bench) on(ctx context.Context, groups []group, kind db.Kind, floors bool, start func(context.Context, *bench, db.Kind) (*helmr, error)) (err error) {
 	h, err := start(ctx, b, kind)
 	if err != nil {
 		return err
@@ -167,7 +170,7 @@ func (b *bench) on(ctx context.Context, groups []group, kind db.Kind, start func
 	if err := h.deploy(ctx); err != nil {
 		return err
 	}
-	if b.floors == nil {
+	if floors && b.floors == nil {
 		step("%s: a first turn, so that everything is in place", h.what)
 		if b.floors, err = measureFloors(ctx, b, h); err != nil {
 			return fmt.Errorf("floors: %w", err)

@@ -39,6 +39,10 @@ func atMostRatio(limit float64) *bound {
 	return &bound{fmt.Sprintf("ratio <= %g", limit), func(f figure) bool { return f.Ratio != nil && *f.Ratio <= limit }}
 }
 
+func atLeastRatio(limit float64) *bound {
+	return &bound{fmt.Sprintf("ratio >= %g", limit), func(f figure) bool { return f.Ratio != nil && *f.Ratio >= limit }}
+}
+
 func atMost(limit float64) *bound {
 	return &bound{fmt.Sprintf("<= %g", limit), func(f figure) bool { return f.Value <= limit }}
 }

@@ -1,5 +1,5 @@
 import { randomBytes } from "node:crypto"
-import { readdirSync } from "node:fs"
+import { closeSync, fstatSync, openSync, readdirSync, writeSync } from "node:fs"
 import { setTimeout as pause } from "node:timers/promises"
 import { agent, image, template } from "@helmr/sdk"
 
@@ -24,6 +24,13 @@ const large = template({ id: "large", image: node, resources: { cpu: 2, memory: 
 
 /** For one Session that sleeps. Without a network, so that a plain runsc can resume what it saved of it. */
 const bed = template({ id: "bed", image: node, resources: small.resources, network: { blockAll: true } })
+
+/** With room for a gigabyte. */
+const chest = template({ id: "chest", image: node, resources: { cpu: 2, memory: "1GiB", disk: "4GiB" } })
+
+/** Under an open policy, and under an allowlist. */
+export const open = template({ id: "open", image: node, resources: small.resources })
+export const listed = template({ id: "listed", image: node, resources: small.resources, network: { allowDomains: ["allowed.example"] } })
 
 /** The time in milliseconds with their fractions. Date.now() has whole ones only. */
 const now = () => performance.timeOrigin + performance.now()
@@ -57,6 +64,21 @@ export const sleeper = agent({
     await turn.output.write(String(ctx.initResult.length))
     const [awake = 0] = numbers(turn.input)
     await pause(awake)
+  },
+})
+
+/** Input: how many MB it keeps on its disk, and how many of them it writes anew. None can be compressed. */
+export const keeper = agent({
+  id: "keeper",
+  template: chest,
+  async turn(turn) {
+    const [size = 0, changed = 0] = numbers(turn.input)
+    const file = openSync("kept", "a+")
+    for (let have = fstatSync(file).size; have < size * 1e6; have += 1e6) writeSync(file, randomBytes(1e6))
+    closeSync(file)
+    const again = openSync("kept", "r+")
+    for (let i = 0; i < changed; i += 1) writeSync(again, randomBytes(1e6), 0, 1e6, Math.floor((Math.random() * size) / changed + (i * size) / changed) * 1e6)
+    closeSync(again)
   },
 })
 
