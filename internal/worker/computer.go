@@ -206,7 +206,7 @@ func (c *computer) exchange(ctx context.Context) (over bool, err error) {
 		return true, nil
 	}
 	switch {
-	case resp.GetSpec() != nil && req.GetPhase() == workerpb.Phase_PHASE_ABSENT:
+	case resp.GetSpec() != nil && c.begin():
 		c.step(ctx, "start", func(ctx context.Context) error { return c.start(ctx, resp.GetSpec()) })
 	case resp.GetStop():
 		c.step(ctx, "stop", c.stop)
@@ -221,9 +221,20 @@ func (c *computer) exchange(ctx context.Context) (over bool, err error) {
 	return false, nil
 }
 
+// begin tells whether a start is still to be made, and that it is under way from now on. Only what is so now counts: the
+// answer that brings a spec can be so late that the sandbox of the one before it runs already.
+func (c *computer) begin() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.phase != workerpb.Phase_PHASE_ABSENT {
+		return false
+	}
+	c.phase = workerpb.Phase_PHASE_STARTING
+	return true
+}
+
 // start brings the sandbox up. A failure is reported and ends the lease.
 func (c *computer) start(ctx context.Context, spec *workerpb.ComputerSpec) error {
-	c.setPhase(workerpb.Phase_PHASE_STARTING, "")
 	if err := c.startOnce(ctx, spec); err != nil {
 		if !c.cleared(ctx) {
 			return err
