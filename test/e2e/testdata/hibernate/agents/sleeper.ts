@@ -112,8 +112,10 @@ export const caller = agent({
       socket.on("close", () => s.ends.push("closed"))
       s.socket = socket
     } else if (s.ends.length === 0) {
-      s.socket.write("x") // whoever waits without a word hears of it no later than now
-      await Promise.race([once(s.socket, "close"), pause(5000)])
+      const socket = s.socket
+      const closed = new Promise<void>((resolve) => socket.once("close", () => resolve())) // not once(), which an error makes fail
+      socket.write("x") // whoever waits without a word hears of it no later than now
+      await Promise.race([closed, pause(5000)])
     }
     return { ends: s.ends.join(" "), answer: await (await fetch(`http://${host}/`)).text() }
   },
