@@ -300,7 +300,7 @@ func TestFullDisk(t *testing.T) {
 			return strings.Contains(h.program().run(t, "session", "create", "counter", "--key", "k", "--text", "x").stderr, full)
 		})
 		h.program().run(t, "session", "enqueue", r.SessionID, "--text", "x").refused(t, 1, full, "Free some space")
-		h.program().run(t, "deploy", smallProject(t, nil)).refused(t, 1, full)
+		h.program().run(t, "deploy", smallProject(t, nil)).refused(t, 1, "server", "is full", "some space") // the database's or the object store's, whichever is written first
 		if deployments, err := h.ListDeployments(context.Background(), "", 10); err != nil || len(deployments.Deployments) != 1 {
 			t.Errorf("deployments %+v, %v", deployments, err)
 		}

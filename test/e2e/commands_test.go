@@ -23,6 +23,7 @@ import (
 // TestCommands drives Commands on real sandboxes, on each database; its parts share one helmr and use Computers of their own
 // where they break them.
 func TestCommands(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []db.Kind{db.SQLite, db.PostgreSQL} {
 		t.Run(string(kind), func(t *testing.T) {
 			h := start(t, kind)

@@ -17,6 +17,7 @@ import (
 
 // TestConversations talks to running Turns on real sandboxes.
 func TestConversations(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []db.Kind{db.SQLite, db.PostgreSQL} {
 		t.Run(string(kind), func(t *testing.T) {
 			h := start(t, kind)

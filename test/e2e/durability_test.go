@@ -16,6 +16,7 @@ import (
 
 // TestDurability is what a disk keeps, and what does no harm to it, on real sandboxes. Its parts share one helmr.
 func TestDurability(t *testing.T) {
+	t.Parallel()
 	h := start(t, db.SQLite)
 	h.deploy("testdata/project")
 	unused := h.newComputer("brief", "unused") // looked at again at the end

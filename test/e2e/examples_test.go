@@ -17,6 +17,7 @@ import (
 
 // TestExamples runs the examples that need nothing but the base image; make examples runs all of them.
 func TestExamples(t *testing.T) {
+	t.Parallel()
 	h := start(t, db.SQLite)
 	t.Run("approval", func(t *testing.T) { approval(t, h) })
 	t.Run("prepared", func(t *testing.T) { librarian(t, h) })

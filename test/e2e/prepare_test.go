@@ -17,6 +17,7 @@ import (
 
 // TestPrepare has Templates prepared by real sandboxes, and starts Computers from what they made.
 func TestPrepare(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []db.Kind{db.SQLite, db.PostgreSQL} {
 		t.Run(string(kind), func(t *testing.T) {
 			h := start(t, kind)
@@ -241,6 +242,7 @@ func (h *helmr) preparationPID() int {
 // TestPrepareUnderKills kills helmr, or it and the sandbox, at random moments of preparations. Whatever is cut short, each
 // image is whole, of the value of its time, and what Computers start from.
 func TestPrepareUnderKills(t *testing.T) {
+	t.Parallel()
 	h := start(t, db.SQLite)
 	random := chaosSeed(t)
 	for name, value := range map[string]string{"TURN": "0", "TOKEN": "token", "KEY": "key"} {

@@ -13,6 +13,7 @@ import (
 
 // TestTurns drives one deployed project on each database; its parts are independent Sessions.
 func TestTurns(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []db.Kind{db.SQLite, db.PostgreSQL} {
 		t.Run(string(kind), func(t *testing.T) {
 			h := start(t, kind)
