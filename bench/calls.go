@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
 
+	"helmr.dev/helmr/client"
 	"helmr.dev/helmr/client/api"
 )
 
@@ -121,6 +123,24 @@ func (s *session) end(ctx context.Context) error {
 		return fmt.Errorf("cancel a session: %w", err)
 	}
 	return nil
+}
+
+// leave ends it and deletes its Computer, which would have a place on the Worker for another minute.
+func (s *session) leave(ctx context.Context) error {
+	v, err := s.h.GetSession(ctx, s.id)
+	if err != nil {
+		return err
+	}
+	if err := s.end(ctx); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		_, err := s.h.DeleteComputer(ctx, v.ComputerID, api.ControlRequest{})
+		var refused *client.Error
+		if err == nil || !errors.As(err, &refused) || refused.Code != "computer_busy" || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 // endAll ends Sessions.

@@ -44,7 +44,7 @@ func (b *bench) cold(ctx context.Context, h *helmr) error {
 		if _, err := s.until(ctx, s.first, "turn.completed", nil); err != nil {
 			return err
 		}
-		if err := s.end(ctx); err != nil {
+		if err := s.leave(ctx); err != nil {
 			return err
 		}
 	}

@@ -96,7 +96,7 @@ func (b *bench) sleepOnce(ctx context.Context, h *helmr, n int) (t sleepTimes, e
 	if _, err := s.until(ctx, turnID, "turn.completed", nil); err != nil {
 		return t, err
 	}
-	return t, s.end(ctx)
+	return t, s.leave(ctx)
 }
 
 // residency waits until the Computer of s has one of some, and tells when it was seen.

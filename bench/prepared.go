@@ -46,5 +46,5 @@ func (h *helmr) firstOutput(ctx context.Context, agent string) (float64, error) 
 	if _, err := s.until(ctx, s.first, "turn.completed", nil); err != nil {
 		return 0, err
 	}
-	return ms(e.at.Sub(began)), s.end(ctx)
+	return ms(e.at.Sub(began)), s.leave(ctx)
 }

@@ -66,7 +66,7 @@ func (b *bench) savesOf(ctx context.Context, h *helmr, figure string, mb, change
 	if changed > 0 {
 		b.report.add(figure+"_stored", h.kind, median(stored), "MB", float64(changed), nil)
 	}
-	return s.end(ctx)
+	return s.leave(ctx)
 }
 
 // plainSave gives the ms that runsc takes for the disk of a running Computer, which goes on.
