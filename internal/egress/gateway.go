@@ -25,8 +25,8 @@ import (
 	"helmr.dev/helmr/internal/egress/policy"
 )
 
-// refreshEvery is how often the host's addresses and routes are looked at.
-const refreshEvery = 10 * time.Second
+// defaultRefreshEvery is how often the host's addresses and routes are looked at.
+const defaultRefreshEvery = 10 * time.Second
 
 // Config says what a Gateway works with. Dir and Log are required.
 type Config struct {
@@ -43,6 +43,9 @@ type Config struct {
 	// HostNS is the network namespace that traffic leaves through; nil is the process's own.
 	HostNS *os.File
 	Log    *slog.Logger
+
+	// refreshEvery is defaultRefreshEvery where it is 0; tests shorten it.
+	refreshEvery time.Duration
 }
 
 // Network is what a sandbox needs of a Computer's network.
@@ -96,6 +99,9 @@ func Open(ctx context.Context, cfg Config) (g *Gateway, err error) {
 	}
 	if cfg.Dir, err = filepath.EvalSymlinks(cfg.Dir); err != nil {
 		return nil, err
+	}
+	if cfg.refreshEvery == 0 {
+		cfg.refreshEvery = defaultRefreshEvery
 	}
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	g = &Gateway{cfg: cfg, stop: stop, computers: map[string]*computer{}, bySource: map[netip.Addr]*computer{}}
@@ -332,16 +338,20 @@ func (g *Gateway) Intact(id string) bool {
 // Close stops resolver and proxies. Namespaces and rules stay for as long as there is a Computer; without one
 // everything is removed.
 func (g *Gateway) Close() error {
+	err := g.end() // first, and without the lock: what it waits for may be waiting for the lock
 	g.changing.Lock()
 	defer g.changing.Unlock()
-	var err error
 	if len(g.List()) == 0 {
-		err = errors.Join(g.restoreHost(), deleteNamespace(g.names.gateway))
+		err = errors.Join(err, g.restoreHost(), deleteNamespace(g.names.gateway))
 	}
-	return errors.Join(err, g.shut())
+	return errors.Join(err, g.release())
 }
 
-func (g *Gateway) shut() error {
+// shut ends this Gateway as the end of its process would: namespaces, links and rules stay.
+func (g *Gateway) shut() error { return errors.Join(g.end(), g.release()) }
+
+// end ends everything that runs for the Gateway.
+func (g *Gateway) end() error {
 	g.stop()
 	var errs []error
 	for _, c := range g.closers {
@@ -350,6 +360,11 @@ func (g *Gateway) shut() error {
 		}
 	}
 	g.running.Wait()
+	return errors.Join(errs...)
+}
+
+// release ends the connections of Computers and gives back what reaches into the namespaces.
+func (g *Gateway) release() error {
 	for _, c := range g.computers {
 		c.end()
 	}
@@ -358,15 +373,15 @@ func (g *Gateway) shut() error {
 			h.Close()
 		}
 	}
-	if g.ns != nil {
-		errs = append(errs, g.ns.Close())
+	if g.ns == nil {
+		return nil
 	}
-	return errors.Join(errs...)
+	return g.ns.Close()
 }
 
 // watchHost keeps the denied destinations and the uplink in step with the host's addresses and routes.
 func (g *Gateway) watchHost(ctx context.Context) {
-	tick := time.NewTicker(refreshEvery)
+	tick := time.NewTicker(g.cfg.refreshEvery)
 	defer tick.Stop()
 	for {
 		select {

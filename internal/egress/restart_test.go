@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/miekg/dns"
@@ -16,6 +17,26 @@ import (
 
 	"helmr.dev/helmr/internal/egress/policy"
 )
+
+// A Gateway closes also while it looks at the host's addresses.
+func TestCloseWhileTheHostIsLookedAt(t *testing.T) {
+	t.Parallel()
+	l := setup(t)
+	for range 20 {
+		cfg := l.cfg
+		cfg.Dir, cfg.refreshEvery = t.TempDir(), time.Microsecond
+		g, err := Open(t.Context(), cfg)
+		l.must(err)
+		closed := make(chan error, 1)
+		go func() { closed <- g.Close() }()
+		select {
+		case err := <-closed:
+			l.must(err)
+		case <-time.After(time.Minute):
+			t.Fatal("the Gateway does not close")
+		}
+	}
+}
 
 // Two Workers on one host share what is changed on it.
 func TestTwoWorkersShareAHost(t *testing.T) {

@@ -170,6 +170,9 @@ func (h *helmr) stop() {
 		}
 		h.cmd = nil
 	case <-time.After(patience):
+		_ = h.cmd.Process.Signal(syscall.SIGQUIT) // it ends and prints what each goroutine waits for
+		<-h.exited
+		h.cmd = nil
 		h.t.Fatalf("helmr dev did not stop\n%s", h.out)
 	}
 }
