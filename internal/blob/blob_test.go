@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net/http/httptest"
@@ -215,7 +216,7 @@ func TestBatchAppearsAtCommit(t *testing.T) {
 		defer b.Discard()
 		var want []string
 		var wg sync.WaitGroup
-		for range 30 {
+		for range 100 { // more than are synced together
 			c := random(3000)
 			want = append(want, "chunks/"+digest(c))
 			wg.Go(func() {
@@ -285,6 +286,11 @@ func TestFolderHoldsOneFilePerObjectAndNoLeftovers(t *testing.T) {
 	}
 	if ok, _ := s.Exists(t.Context(), "chunks/a"); ok {
 		t.Fatal("a batch shows before commit")
+	}
+	for i := range 40 { // more than are synced together
+		if err := b.Put(t.Context(), fmt.Sprint("chunks/a", i), []byte("a")); err != nil {
+			t.Fatal(err)
+		}
 	}
 	b.Discard()
 	_ = s.Put(t.Context(), "chunks/b", iotest.ErrReader(errors.New("broken")))

@@ -13,14 +13,17 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
 	tmpFolder = "tmp"
 	// tmpKept is how long a temporary file that nobody writes is left alone: another process may be at it.
 	tmpKept = 24 * time.Hour
-	// syncers is how many files of a batch are synced at once.
-	syncers = 8
+	// syncedTogether is how many files of a batch are written before they are synced, one after the other: then the first
+	// sync has the file system commit what it knows of all of them, and 32 take hardly longer than a few.
+	syncedTogether = 32
 )
 
 // folder keeps each object in one file: the key is the path. Files are written under tmp/ and renamed.
@@ -77,28 +80,23 @@ func (f *folder) sweep(before time.Time) {
 
 func (f *folder) path(key string) string { return filepath.Join(f.root, filepath.FromSlash(key)) }
 
-// write puts the content of r into a new, synced temporary file and gives its path. On failure no file stays.
-func (f *folder) write(ctx context.Context, r io.Reader) (path string, err error) {
-	tmp, err := os.CreateTemp(filepath.Join(f.root, tmpFolder), "put-*")
+// write puts the content of r into a new temporary file, which is not synced. On failure no file stays.
+func (f *folder) write(ctx context.Context, r io.Reader) (tmp *os.File, err error) {
+	tmp, err = os.CreateTemp(filepath.Join(f.root, tmpFolder), "put-*")
 	if err != nil {
-		return "", noSpace(err)
+		return nil, noSpace(err)
 	}
-	defer func() {
-		if err != nil {
-			_ = tmp.Close()
-			_ = os.Remove(tmp.Name())
-		}
-	}()
 	if _, err := io.Copy(tmp, &ctxReader{ctx, r}); err != nil {
-		return "", noSpace(err)
+		_ = tmp.Close()
+		_ = os.Remove(tmp.Name())
+		return nil, noSpace(err)
 	}
-	if err := tmp.Sync(); err != nil {
-		return "", noSpace(err)
-	}
-	if err := tmp.Close(); err != nil {
-		return "", noSpace(err)
-	}
-	return tmp.Name(), nil
+	return tmp, nil
+}
+
+// sync makes a temporary file durable and closes it.
+func (f *folder) sync(tmp *os.File) error {
+	return noSpace(errors.Join(tmp.Sync(), tmp.Close()))
 }
 
 // place gives a temporary file its key. The folder must be synced before the object may be relied on.
@@ -133,8 +131,12 @@ func (f *folder) put(ctx context.Context, key string, r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	if err := f.place(tmp, key); err != nil {
-		_ = os.Remove(tmp)
+	err = f.sync(tmp)
+	if err == nil {
+		err = f.place(tmp.Name(), key)
+	}
+	if err != nil {
+		_ = os.Remove(tmp.Name())
 		return err
 	}
 	return syncFolder(filepath.Dir(f.path(key)))
@@ -210,43 +212,75 @@ func (f *folder) check(context.Context) error {
 
 func (f *folder) close() error { return nil }
 
-func (f *folder) batch() batch { return &folderBatch{f: f, slots: make(chan struct{}, syncers)} }
+func (f *folder) batch() batch { return &folderBatch{f: f} }
 
-// folderBatch collects synced temporary files and renames them all at commit. Since no object has its key before it
+// folderBatch collects temporary files, syncs them, and renames them all at commit. Since no object has its key before it
 // is on the disk, a later Exists can be believed even after a crash.
 type folderBatch struct {
-	f     *folder
-	slots chan struct{}
+	f *folder
 
-	mu     sync.Mutex
-	staged []stagedFile
+	mu sync.Mutex
+	// written are files that are not synced, at most syncedTogether; guarded by mu, as staged is.
+	written []writtenFile
+	staged  []stagedFile
+}
+
+type writtenFile struct {
+	tmp *os.File
+	key string
 }
 
 type stagedFile struct{ tmp, key string }
 
 func (b *folderBatch) put(ctx context.Context, key string, data []byte) error {
-	select {
-	case b.slots <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	defer func() { <-b.slots }()
 	tmp, err := b.f.write(ctx, bytes.NewReader(data))
 	if err != nil {
 		return err
 	}
+	// The disk begins now; that it has ended, and how, is for the sync to say.
+	_ = unix.SyncFileRange(int(tmp.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE)
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.staged = append(b.staged, stagedFile{tmp, key})
-	return nil
+	b.written = append(b.written, writtenFile{tmp, key})
+	var full []writtenFile
+	if len(b.written) >= syncedTogether {
+		full, b.written = b.written, nil
+	}
+	b.mu.Unlock()
+	return b.stage(full)
+}
+
+// stage syncs files. Those that it cannot sync are gone.
+func (b *folderBatch) stage(written []writtenFile) (err error) {
+	for _, w := range written {
+		if err == nil {
+			err = b.f.sync(w.tmp)
+		} else {
+			_ = w.tmp.Close()
+		}
+		if err != nil {
+			_ = os.Remove(w.tmp.Name())
+			continue
+		}
+		b.mu.Lock()
+		b.staged = append(b.staged, stagedFile{w.tmp.Name(), w.key})
+		b.mu.Unlock()
+	}
+	return err
 }
 
 func (b *folderBatch) commit(ctx context.Context) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	b.mu.Lock()
+	written := b.written
+	b.written = nil
+	b.mu.Unlock()
+	if err := b.stage(written); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	dirs := map[string]bool{}
 	for len(b.staged) > 0 {
 		next := b.staged[0]
@@ -267,10 +301,13 @@ func (b *folderBatch) commit(ctx context.Context) error {
 func (b *folderBatch) discard() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	for _, w := range b.written {
+		_, _ = w.tmp.Close(), os.Remove(w.tmp.Name())
+	}
 	for _, s := range b.staged {
 		_ = os.Remove(s.tmp)
 	}
-	b.staged = nil
+	b.written, b.staged = nil, nil
 }
 
 // syncFolder makes the names in a folder durable.
