@@ -159,7 +159,7 @@ func (d *dev) check(ctx context.Context) ([]sandbox.Problem, error) {
 	if d.runscPath, err = companion("runsc"); err != nil {
 		return nil, err
 	}
-	problems := append(gvisor.Preflight(ctx, gvisor.Config{RunscPath: d.runscPath}), networkProblem(ctx)...)
+	problems := append(gvisor.Preflight(ctx, gvisor.Config{RunscPath: d.runscPath, Root: filepath.Join(d.dataDir, "worker", "sandboxes")}), networkProblem(ctx)...)
 	return problems, fatalProblems(problems)
 }
 

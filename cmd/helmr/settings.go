@@ -81,6 +81,8 @@ var settingsTable = []setting{
 	{name: "HELMR_WORKER_CAPACITY_MEMORY_MIB", worker: true, want: wantNumber, check: positive},
 	{name: "HELMR_WORKER_DISK_MIB", worker: true, want: wantNumber, check: positive},
 	{name: "HELMR_WORKER_DISK_RESERVE_MIB", worker: true, fallback: "1024", want: wantNumber, check: positive},
+	{name: "HELMR_WORKER_COMPUTER_DISK_MIB_PER_SECOND", worker: true, want: wantNumber, check: positive},
+	{name: "HELMR_WORKER_COMPUTER_DISK_OPERATIONS_PER_SECOND", worker: true, want: wantNumber, check: positive},
 	{name: "HELMR_WORKER_NETWORK_RESOLVER_IPV4", worker: true, want: "an IPv4 address", check: ipv4},
 	{name: "HELMR_WORKER_NETWORK_BLOCKED_IPV4_CIDRS", worker: true, fallback: "[]", want: `a JSON array like ["10.0.0.0/8"]`, check: cidrs},
 }

@@ -80,7 +80,7 @@ func (a *app) runWorker(cmd *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	problems := append(gvisor.Preflight(ctx, gvisor.Config{RunscPath: runsc}), networkProblem(ctx)...)
+	problems := append(gvisor.Preflight(ctx, s.sandboxes(runsc)), networkProblem(ctx)...)
 	if err := fatalProblems(problems); err != nil {
 		return err
 	}
@@ -120,6 +120,12 @@ func (a *app) runWorker(cmd *cobra.Command) (err error) {
 	return w.Run(ctx)
 }
 
+// sandboxes is where the Worker's are and what bounds them.
+func (s settings) sandboxes(runsc string) gvisor.Config {
+	return gvisor.Config{RunscPath: runsc, Root: filepath.Join(s["HELMR_WORKER_WORK_DIR"], "sandboxes"),
+		DiskSpeed: gvisor.DiskSpeed{MiB: s.number("HELMR_WORKER_COMPUTER_DISK_MIB_PER_SECOND"), Operations: s.number("HELMR_WORKER_COMPUTER_DISK_OPERATIONS_PER_SECOND")}}
+}
+
 // vault gives what Computers' disks are stored in.
 func (s settings) vault(blobs *blob.Store) (*chunk.Vault, error) {
 	var previous [][]byte
@@ -140,7 +146,7 @@ func workerConfig(s settings, runsc string, log *slog.Logger) (worker.Config, er
 	if cfg.HostProgram, err = build.HostProgram(); err != nil {
 		return cfg, err
 	}
-	if cfg.Runtime, err = gvisor.New(gvisor.Config{RunscPath: runsc, Root: filepath.Join(dir, "sandboxes")}); err != nil {
+	if cfg.Runtime, err = gvisor.New(s.sandboxes(runsc)); err != nil {
 		return cfg, err
 	}
 	offer, err := hostCapacity(dir, s.number("HELMR_WORKER_DISK_RESERVE_MIB"))

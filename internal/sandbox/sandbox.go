@@ -93,6 +93,8 @@ type Capabilities struct {
 	CPU    bool // CPUMillis is enforced
 	Memory bool // MemoryMiB is enforced
 	Disk   bool // DiskMiB is enforced
+	// DiskSpeed is true when one sandbox cannot take all that the host's disk does.
+	DiskSpeed bool
 	// Reason says why a bound is missing; "" when none is.
 	Reason string
 }

@@ -93,7 +93,7 @@ func check(s sandbox.Spec) error {
 }
 
 // ociSpec translates a Spec into what runsc reads.
-func ociSpec(s sandbox.Spec, cg cgroups, cgroupName string) *specs.Spec {
+func ociSpec(s sandbox.Spec, cg cgroups, cgroupName string, io *specs.LinuxBlockIO) *specs.Spec {
 	cwd := s.Cwd
 	if cwd == "" {
 		cwd = "/"
@@ -124,7 +124,7 @@ func ociSpec(s sandbox.Spec, cg cgroups, cgroupName string) *specs.Spec {
 		},
 		Linux: &specs.Linux{
 			CgroupsPath: "/" + cgroupName,
-			Resources:   resources(s, cg),
+			Resources:   resources(s, cg, io),
 			Namespaces: []specs.LinuxNamespace{
 				{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.NetworkNamespace, Path: s.NetNS},
 				{Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
@@ -154,7 +154,7 @@ func mounts(s sandbox.Spec) []specs.Mount {
 	return list
 }
 
-func resources(s sandbox.Spec, cg cgroups) *specs.LinuxResources {
+func resources(s sandbox.Spec, cg cgroups, io *specs.LinuxBlockIO) *specs.LinuxResources {
 	memory := s.MemoryMiB * mib
 	quota := cpuQuota(max(s.CPUMillis, startMillis))
 	period := uint64(cpuPeriod)
@@ -163,6 +163,8 @@ func resources(s sandbox.Spec, cg cgroups) *specs.LinuxResources {
 		Memory: &specs.LinuxMemory{Limit: &memory, Swap: &memory}, // memory and swap together: no swap
 		CPU:    &specs.LinuxCPU{Quota: &quota, Period: &period, Shares: &shares},
 		Pids:   &specs.LinuxPids{Limit: pidLimit},
+		// Unlike the rest it may change when a memory resumes elsewhere: other hosts have other disks.
+		BlockIO: io,
 	}
 	switch cg.version {
 	case 1:

@@ -19,18 +19,20 @@ import (
 
 const cgroupMount = "/sys/fs/cgroup"
 
-// cgroups is how this host bounds CPU and memory. runsc makes a sandbox's group and writes its limits; this type finds
+// cgroups is how this host bounds CPU, memory and disk speed. runsc makes a sandbox's group and writes its limits; this type finds
 // out whether it can, reads why a sandbox was killed, and removes groups, also those that a killed runsc left.
 type cgroups struct {
 	mount   string
 	version int    // 1, 2, or 0 for none
 	reason  string // why there is none
+	noIO    string // why disk speed cannot be bounded; "" if it can
 }
 
 // detectCgroups tries what runsc will do, because a mounted hierarchy may still be read-only or not delegated.
 func detectCgroups(mount string) cgroups {
 	none := func(format string, args ...any) cgroups {
-		return cgroups{mount: mount, reason: fmt.Sprintf(format, args...)}
+		reason := fmt.Sprintf(format, args...)
+		return cgroups{mount: mount, reason: reason, noIO: reason}
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(mount, &st); err != nil {
@@ -40,17 +42,26 @@ func detectCgroups(mount string) cgroups {
 		if err := delegateV2(mount); err != nil {
 			return none("cgroup v2 at %s: %v", mount, err)
 		}
-		return cgroups{mount: mount, version: 2}
+		c := cgroups{mount: mount, version: 2}
+		// Apart from the others, because without it all else still holds.
+		if err := os.WriteFile(filepath.Join(mount, "cgroup.subtree_control"), []byte("+io"), 0); err != nil {
+			c.noIO = fmt.Sprintf("cgroup v2 io controller: %v", err)
+		}
+		return c
 	}
 	for _, controller := range []string{"cpu", "memory"} {
 		if _, err := os.Stat(filepath.Join(mount, controller, "cgroup.procs")); err != nil {
 			return none("no %s controller of cgroup v1 in %s", controller, mount)
 		}
-		if err := tryGroup(filepath.Join(mount, controller)); err != nil {
+		if err := tryGroup(filepath.Join(mount, controller), nil); err != nil {
 			return none("cgroup v1 %s controller: %v", controller, err)
 		}
 	}
-	return cgroups{mount: mount, version: 1}
+	c := cgroups{mount: mount, version: 1}
+	if err := tryGroup(filepath.Join(mount, "blkio"), nil); err != nil {
+		c.noIO = fmt.Sprintf("cgroup v1 blkio controller: %v", err)
+	}
+	return c
 }
 
 // delegateV2 hands the controllers down to groups below the root of the hierarchy that this process sees.
@@ -73,15 +84,19 @@ func delegateV2(mount string) error {
 		}
 		return err
 	}
-	return tryGroup(mount)
+	return tryGroup(mount, nil)
 }
 
-func tryGroup(parent string) error {
-	dir := filepath.Join(parent, "helmr-try-"+strconv.Itoa(os.Getpid()))
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+// tryGroup makes a group, does something with it, and removes it.
+func tryGroup(parent string, with func(dir string) error) error {
+	dir, err := os.MkdirTemp(parent, "helmr-try-")
+	if err != nil {
 		return err
 	}
-	return os.Remove(dir)
+	if with != nil {
+		err = with(dir)
+	}
+	return errors.Join(err, os.Remove(dir))
 }
 
 // dirs lists the existing folders of the group called name, one for each controller that has it.

@@ -3,7 +3,9 @@ package gvisor_test
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,6 +15,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"helmr.dev/helmr/internal/id"
 	"helmr.dev/helmr/internal/sandbox"
@@ -282,6 +287,54 @@ func TestCgroupLimits(t *testing.T) {
 	}
 	if got := read("pids/"+group+"/pids.max", group+"/pids.max"); got != "16384" {
 		t.Errorf("bound of processes: %s", got)
+	}
+	if rt.Capabilities().DiskSpeed {
+		if got := read("blkio/"+group+"/blkio.throttle.write_bps_device", group+"/io.max"); !strings.Contains(got, fmt.Sprint(512<<20)) {
+			t.Errorf("bound of the disk's speed: %s", got)
+		}
+		if got := read("blkio/"+group+"/blkio.throttle.read_iops_device", group+"/io.max"); !strings.Contains(got, "50000") {
+			t.Errorf("bound of the disk's operations: %s", got)
+		}
+	}
+	assertGone(t, rt, task.Spec.ID, base)
+}
+
+// TestDiskSpeedBoundHolds reads a file that the host has not in memory, and has to take its time for it.
+func TestDiskSpeedBoundHolds(t *testing.T) {
+	t.Parallel()
+	task, l, base := task(t, runscPath(t))
+	const size, speed = 48, 16 // MiB, MiB/s
+	task.Config.DiskSpeed.MiB = speed
+	task.Spec.RootFS = sandboxtest.BuildRootFS(t, func(tree string) error {
+		content := make([]byte, size<<20)
+		_, _ = rand.Read(content) // never errs
+		return errors.Join(os.Mkdir(filepath.Join(tree, "big"), 0o755), os.WriteFile(filepath.Join(tree, "big/file"), content, 0o644))
+	})
+	rt, err := gvisor.New(task.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := rt.Capabilities(); !c.DiskSpeed {
+		t.Skip(c.Reason)
+	}
+	image, err := os.Open(task.Spec.RootFS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	if err := errors.Join(image.Sync(), unix.Fadvise(int(image.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
+		t.Fatal(err)
+	}
+	if err := rt.Start(t.Context(), task.Spec); err != nil {
+		t.Fatal(err)
+	}
+	greet(t, l)
+	began := time.Now()
+	if out, err := rt.Exec(t.Context(), task.Spec.ID, []string{sandboxtest.ProbePath, "describe", "/big"}); err != nil || out.Code != 0 {
+		t.Fatalf("%+v, %v", out, err)
+	}
+	if took := time.Since(began); took < size/speed*time.Second*2/3 { // a burst at the beginning is free
+		t.Errorf("it read %d MiB in %s, with %d MiB a second", size, took, speed)
 	}
 	assertGone(t, rt, task.Spec.ID, base)
 }

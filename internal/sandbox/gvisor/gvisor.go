@@ -15,6 +15,7 @@
 package gvisor
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -42,6 +43,8 @@ type Config struct {
 	// Root is the folder in which the runtime keeps its state. It is made when missing, and belongs to one Worker:
 	// a later Runtime with the same Root adopts the sandboxes of the earlier one.
 	Root string
+	// DiskSpeed bounds each sandbox; a number that is 0 is that of DefaultDiskSpeed.
+	DiskSpeed DiskSpeed
 }
 
 // Runtime implements sandbox.Runtime.
@@ -69,6 +72,8 @@ func New(cfg Config) (*Runtime, error) {
 		return nil, fmt.Errorf("open gVisor runtime: %w", err)
 	}
 	r := &Runtime{cfg: cfg, consoles: map[string]*os.File{}}
+	r.cfg.DiskSpeed.MiB = cmp.Or(cfg.DiskSpeed.MiB, DefaultDiskSpeed.MiB)
+	r.cfg.DiskSpeed.Operations = cmp.Or(cfg.DiskSpeed.Operations, DefaultDiskSpeed.Operations)
 	r.records.dir = filepath.Join(root, "records")
 	r.state = filepath.Join(root, "runsc")
 	for _, dir := range []string{r.records.dir, r.state} {
@@ -93,12 +98,16 @@ func New(cfg Config) (*Runtime, error) {
 	return r, nil
 }
 
-// Capabilities implements sandbox.Runtime. The disk is bounded by gVisor's kernel; CPU and memory need cgroups.
+// Capabilities implements sandbox.Runtime. The disk is bounded by gVisor's kernel; all else needs cgroups.
 func (r *Runtime) Capabilities() sandbox.Capabilities {
 	has := r.cg.version != 0
-	c := sandbox.Capabilities{CPU: has, Memory: has, Disk: true}
-	if !has {
-		c.Reason = "CPU and memory of sandboxes are not bounded: " + r.cg.reason
+	_, io := r.cg.disksOf(r.state)
+	c := sandbox.Capabilities{CPU: has, Memory: has, Disk: true, DiskSpeed: io == nil}
+	switch {
+	case !has:
+		c.Reason = "CPU and memory of sandboxes and the speed of their disks are not bounded: " + r.cg.reason
+	case io != nil:
+		c.Reason = "the speed of sandboxes' disks is not bounded: " + io.Error()
 	}
 	return c
 }
@@ -166,7 +175,9 @@ func (r *Runtime) start(ctx context.Context, spec sandbox.Spec, rec record) erro
 		}
 	}()
 	bundle := filepath.Join(spec.Dir, "bundle")
-	if err := writeBundle(bundle, ociSpec(spec, r.cg, rec.Cgroup)); err != nil {
+	// A disk that cannot be bounded is none to refuse a start for: Preflight has told of it.
+	disks, _ := r.cg.disksOf(append(nearest(spec.Dir), spec.RootFS)...)
+	if err := writeBundle(bundle, ociSpec(spec, r.cg, rec.Cgroup, blockIO(disks, r.cfg.DiskSpeed))); err != nil {
 		return err
 	}
 	pidFile := filepath.Join(spec.Dir, "pid")

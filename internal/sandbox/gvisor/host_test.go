@@ -21,6 +21,43 @@ func TestDetectCgroupsSaysWhy(t *testing.T) {
 	}
 }
 
+func TestDiskOfAPartitionIsTheWhole(t *testing.T) {
+	t.Parallel()
+	sys := t.TempDir() // as in /sys: a link for each device into the tree of devices
+	for path, text := range map[string]string{"devices/sda/dev": "8:0", "devices/sda/sda2/dev": "8:2", "devices/sda/sda2/partition": "2"} {
+		path = filepath.Join(sys, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text+"\n"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, to := range map[string]string{"8:0": "devices/sda", "8:2": "devices/sda/sda2"} {
+		if err := os.Symlink(to, filepath.Join(sys, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, minor := range []int64{0, 2} {
+		if got, err := wholeDisk(sys, disk{8, minor}); err != nil || got != (disk{8, 0}) {
+			t.Errorf("8:%d is on %v, %v", minor, got, err)
+		}
+	}
+	if got, err := wholeDisk(sys, disk{9, 0}); err == nil {
+		t.Errorf("a device that is not there is %v", got)
+	}
+}
+
+func TestSourceOfAPath(t *testing.T) {
+	t.Parallel()
+	mounts := []byte("20 1 0:31 /@ / rw - btrfs /dev/sda2 rw\n21 20 0:32 /@w /nothing/work rw shared:1 - btrfs /dev/sdb rw\n22 20 0:33 / /nothing/work2 rw - tmpfs tmpfs rw\n")
+	for path, want := range map[string]string{"/nothing": "/dev/sda2", "/nothing/work": "/dev/sdb", "/nothing/work/a": "/dev/sdb", "/nothing/work2": "tmpfs", "/nothing/work3": "/dev/sda2"} {
+		if got := sourceOf(mounts, path); got != want {
+			t.Errorf("%s is on %s, want %s", path, got, want)
+		}
+	}
+	if _, err := diskOf("/proc"); err == nil || !strings.Contains(err.Error(), "no disk") {
+		t.Errorf("a file system without a disk: %v", err)
+	}
+}
+
 func TestOOMKillsOfBothVersions(t *testing.T) {
 	t.Parallel()
 	mount := t.TempDir()

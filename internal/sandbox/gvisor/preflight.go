@@ -17,7 +17,7 @@ import (
 )
 
 // Preflight finds out what this machine lacks for running sandboxes, by trying: it starts one. It needs no Runtime and
-// leaves nothing behind. cfg.Root is not used.
+// leaves nothing behind. cfg.Root only says whose disk is looked at: it may be missing, and "" looks at none.
 func Preflight(ctx context.Context, cfg Config) []sandbox.Problem {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -49,8 +49,11 @@ func Preflight(ctx context.Context, cfg Config) []sandbox.Problem {
 	}
 	cg := detectCgroups(cgroupMount)
 	if cg.version == 0 {
-		add(false, "mount cgroups (v2) writable and give the Worker the cpu, memory and pids controllers",
-			"CPU and memory of sandboxes are not bounded: %s", cg.reason)
+		add(false, "mount cgroups (v2) writable and give the Worker the cpu, memory, pids and io controllers",
+			"CPU and memory of sandboxes and the speed of their disks are not bounded: %s", cg.reason)
+	} else if _, err := cg.disksOf(nearest(cfg.Root)...); err != nil {
+		add(false, "give the Worker the io controller of cgroups (v2) or blkio (v1), and keep its folder on a disk",
+			"the speed of sandboxes' disks is not bounded: %v", err)
 	}
 	if runs {
 		if err := tryPlatform(ctx, cfg.RunscPath); err != nil {
@@ -59,6 +62,20 @@ func Preflight(ctx context.Context, cfg Config) []sandbox.Problem {
 		}
 	}
 	return found
+}
+
+// nearest gives the folder that path is, or will be made in.
+func nearest(path string) []string {
+	if path == "" {
+		return nil
+	}
+	for filepath.Dir(path) != path {
+		if _, err := os.Stat(path); err == nil {
+			break
+		}
+		path = filepath.Dir(path)
+	}
+	return []string{path}
 }
 
 // tryPlatform runs a program of the host in a throw-away sandbox: whether the kernel, and the container or VM around

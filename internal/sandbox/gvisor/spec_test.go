@@ -1,6 +1,7 @@
 package gvisor
 
 import (
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,7 +18,7 @@ func TestSpecGivesNoMoreThanItMust(t *testing.T) {
 	given := sandbox.Spec{ID: "c", Args: []string{"/init"}, CPUMillis: 500, MemoryMiB: 64, DiskMiB: 128, NetNS: "/run/netns/x",
 		Mounts: []sandbox.Mount{{Source: "/host/runtime", Destination: "/opt/helmr"}, {Source: "/host/sock", Destination: "/run/helmr"}}}
 	for _, version := range []int{1, 2} {
-		spec := ociSpec(given, cgroups{mount: t.TempDir(), version: version}, "helmr-c")
+		spec := ociSpec(given, cgroups{mount: t.TempDir(), version: version}, "helmr-c", blockIO([]disk{{8, 16}, {254, 0}}, DiskSpeed{MiB: 3, Operations: 70}))
 		if !spec.Process.NoNewPrivileges {
 			t.Error("programs may gain privileges")
 		}
@@ -55,6 +56,16 @@ func TestSpecGivesNoMoreThanItMust(t *testing.T) {
 		}
 		if r := spec.Linux.Resources; *r.Memory.Limit != 64*mib || *r.CPU.Quota <= 0 || r.Pids.Limit != pidLimit || len(r.Devices) > 0 || len(spec.Linux.Devices) > 0 {
 			t.Errorf("its bounds: %+v", r)
+		}
+		io := spec.Linux.Resources.BlockIO
+		for name, got := range map[string][]specs.LinuxThrottleDevice{"3145728": append(io.ThrottleReadBpsDevice, io.ThrottleWriteBpsDevice...), "70": append(io.ThrottleReadIOPSDevice, io.ThrottleWriteIOPSDevice...)} {
+			var text []string
+			for _, d := range got {
+				text = append(text, fmt.Sprintf("%d:%d %d", d.Major, d.Minor, d.Rate))
+			}
+			if want := strings.ReplaceAll("8:16 R 254:0 R 8:16 R 254:0 R", "R", name); strings.Join(text, " ") != want {
+				t.Errorf("its disks: %v, want %s", text, want)
+			}
 		}
 		if spec.Hooks != nil || spec.Root.Path != "rootfs" || spec.Annotations["dev.gvisor.spec.rootfs.options"] != "size=128m" {
 			t.Errorf("hooks %v, root %+v, %v", spec.Hooks, spec.Root, spec.Annotations)

@@ -48,8 +48,9 @@ func Run(t *testing.T, open Factory) {
 	}
 }
 
-// BuildRootFS makes the EROFS file that holds the probe and a few files to change, and returns its path.
-func BuildRootFS(t testing.TB) string {
+// BuildRootFS makes the EROFS file that holds the probe and a few files to change, and returns its path. more adds to the
+// tree.
+func BuildRootFS(t testing.TB, more ...func(tree string) error) string {
 	t.Helper()
 	tree := t.TempDir()
 	for _, dir := range []string{"bin", "etc/image-folder/deep", "tmp", "run", "dev", "proc", "sys", "root"} {
@@ -58,6 +59,9 @@ func BuildRootFS(t testing.TB) string {
 	must(t, os.Chmod(filepath.Join(tree, "tmp"), 0o1777|os.ModeSticky))
 	for _, name := range []string{"deleted", "changed", "mode", "moved", "folder/deep/file"} {
 		must(t, os.WriteFile(filepath.Join(tree, "etc/image-"+name), []byte("image"), 0o644))
+	}
+	for _, add := range more {
+		must(t, add(tree))
 	}
 	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(tree, ProbePath), probePackage)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
