@@ -126,31 +126,38 @@ func (s *session) end(ctx context.Context) error {
 }
 
 // leave ends it and deletes its Computer, which would have a place on the Worker for another minute.
-func (s *session) leave(ctx context.Context) error {
-	v, err := s.h.GetSession(ctx, s.id)
-	if err != nil {
-		return err
+func (s *session) leave(ctx context.Context) error { return leaveAll(ctx, []*session{s}) }
+
+// leaveAll is leave for many Sessions, also such as share Computers.
+func leaveAll(ctx context.Context, sessions []*session) error {
+	computers := map[string]*session{}
+	for _, s := range sessions {
+		v, err := s.h.GetSession(ctx, s.id)
+		if err != nil {
+			return err
+		}
+		computers[v.ComputerID] = s
+		if err := s.end(ctx); err != nil {
+			return err
+		}
 	}
-	if err := s.end(ctx); err != nil {
-		return err
+	for id, s := range computers {
+		if err := s.h.deleteComputer(ctx, id); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// deleteComputer deletes a Computer once nothing works on it any more.
+func (h *helmr) deleteComputer(ctx context.Context, id string) error {
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		_, err := s.h.DeleteComputer(ctx, v.ComputerID, api.ControlRequest{})
+		_, err := h.DeleteComputer(ctx, id, api.ControlRequest{})
 		var refused *client.Error
 		if err == nil || !errors.As(err, &refused) || refused.Code != "computer_busy" || time.Now().After(deadline) {
 			return err
 		}
 	}
-}
-
-// endAll ends Sessions.
-func endAll(ctx context.Context, sessions []*session) error {
-	for _, s := range sessions {
-		if err := s.end(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // warmSessions creates n Sessions on so many Computers, each with one Turn behind it.

@@ -66,5 +66,5 @@ func (b *bench) memory(ctx context.Context, h *helmr) error {
 	b.report.add("memory_idle_session", h.kind, (computer2-computer)/float64(more), "MiB", (full-empty)/float64(more), nil)
 	// Both move by more than a few Sessions add, so this is a bound and no exact figure.
 	b.report.add("memory_idle_session_outside", h.kind, max(server2-server+worker2-worker, 0)/float64(more), "MiB", 0, nil)
-	return endAll(ctx, all)
+	return leaveAll(ctx, all)
 }

@@ -114,7 +114,7 @@ func (b *bench) warm(ctx context.Context, h *helmr) error {
 		return err
 	}
 	b.turnTimes("warm_turn_32", h.kind, many, handlerFloor, recordedFloor, completedFloor, nil)
-	return endAll(ctx, all)
+	return leaveAll(ctx, all)
 }
 
 func (b *bench) turnTimes(name string, kind db.Kind, times []turnTimes, handlerFloor, recordedFloor, completedFloor float64, handler *bound) {
@@ -171,7 +171,7 @@ func (b *bench) throughput(ctx context.Context, h *helmr) error {
 		return err
 	}
 	b.report.add("turns_completed_per_second", h.kind, rate, "1/s", f.commitRate/4, nil)
-	return endAll(ctx, all)
+	return leaveAll(ctx, all)
 }
 
 // cpuInside gives what the sandboxes of the Sessions' Computers have used, 0 where the machine cannot tell.

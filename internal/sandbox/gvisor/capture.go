@@ -3,12 +3,10 @@ package gvisor
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime"
 )
 
@@ -20,7 +18,7 @@ func (r *Runtime) SaveDisk(ctx context.Context, id, dir string) (err error) {
 		return err
 	}
 	defer unlock()
-	return r.capture(ctx, rec, dir, "fscheckpoint", "-leave-running")
+	return r.capture(ctx, rec, dir, "fscheckpoint")
 }
 
 // Freeze implements sandbox.Runtime. Pauses nest inside gVisor's kernel: between the first and the last command nothing
@@ -36,12 +34,12 @@ func (r *Runtime) Freeze(ctx context.Context, id, disk, memory string) (err erro
 	if err := r.records.save(rec); err != nil {
 		return err
 	}
-	err = r.pause(ctx, rec, "pause", "paused")
+	err = r.control.do(ctx, "pause", rec.ID, "")
 	if err == nil {
-		err = r.capture(ctx, rec, disk, "fscheckpoint", "-leave-running")
+		err = r.capture(ctx, rec, disk, "fscheckpoint")
 	}
 	if err == nil {
-		err = r.capture(ctx, rec, memory, "checkpoint", "-leave-running", "-compression=none")
+		err = r.capture(ctx, rec, memory, "checkpoint")
 	}
 	if err == nil {
 		return nil
@@ -67,7 +65,7 @@ func (r *Runtime) Thaw(ctx context.Context, id string) (err error) {
 
 // thaw does not believe the record that nothing is frozen: a command of a Worker that was killed may have come late.
 func (r *Runtime) thaw(ctx context.Context, rec record) error {
-	if err := r.pause(ctx, rec, "resume", "running"); err != nil {
+	if err := r.control.do(ctx, "resume", rec.ID, ""); err != nil {
 		return err
 	}
 	rec.Frozen = false
@@ -91,27 +89,6 @@ func (r *Runtime) findPlatform() (string, error) {
 	return fmt.Sprintf("runsc-%x-%s", sum.Sum(nil)[:8], runtime.GOARCH), nil
 }
 
-// pause runs a command that takes the sandbox to a state of runsc's; it may be there already.
-func (r *Runtime) pause(ctx context.Context, rec record, command, state string) error {
-	log := filepath.Join(rec.Dir, "capture.log")
-	err := r.runsc(ctx, call{args: []string{command, rec.ID}, log: log})
-	if err == nil || ctx.Err() != nil {
-		return err
-	}
-	out := &output{limit: mib}
-	if e := r.runsc(ctx, call{args: []string{"state", rec.ID}, log: log, stdout: out}); e != nil {
-		return errors.Join(err, e)
-	}
-	var now struct{ Status string }
-	if e := json.Unmarshal(out.buf.Bytes(), &now); e != nil {
-		return errors.Join(err, e)
-	}
-	if now.Status == state {
-		return nil
-	}
-	return err
-}
-
 // lockLiving locks a sandbox that runs, for commands that write into dirs.
 func (r *Runtime) lockLiving(ctx context.Context, id string, dirs ...string) (rec record, unlock func(), err error) {
 	if unlock, err = r.locks.lock(ctx, id); err != nil {
@@ -128,13 +105,12 @@ func (r *Runtime) lockLiving(ctx context.Context, id string, dirs ...string) (re
 	return rec, unlock, nil
 }
 
-// capture runs a command that writes into dir, and leaves no files there when it fails.
-func (r *Runtime) capture(ctx context.Context, rec record, dir string, args ...string) error {
+// capture has a sandbox write into dir, and leaves no files there when that fails.
+func (r *Runtime) capture(ctx context.Context, rec record, dir, op string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	err := r.runsc(ctx, call{args: append(args, "-image-path="+dir, rec.ID), log: filepath.Join(rec.Dir, "capture.log")})
-	if err != nil {
+	if err := r.control.do(ctx, op, rec.ID, dir); err != nil {
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	return nil

@@ -24,6 +24,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -56,6 +57,7 @@ type Runtime struct {
 	cg      cgroups
 	records records
 	locks   keyedLocks
+	control controller
 	// platform gives what Platform says, once it was found out.
 	platform func() (string, error)
 
@@ -95,6 +97,7 @@ func New(cfg Config) (*Runtime, error) {
 	r.name = fmt.Sprintf("%x", sum[:4])
 	r.cg = detectCgroups(cgroupMount)
 	r.platform = sync.OnceValues(r.findPlatform)
+	r.control.command = func() *exec.Cmd { return r.plain(context.Background(), "control", "--root="+r.state) }
 	return r, nil
 }
 

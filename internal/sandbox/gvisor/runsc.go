@@ -37,8 +37,17 @@ func (e *runscError) Error() string {
 	return fmt.Sprintf("runsc %s: exit code %d: %s", e.command, e.code, e.message)
 }
 
-// runsc runs the command to its end. The command and all it starts live in a session of their own, so that neither
-// Ctrl-C in helmr's terminal nor helmr's death reaches them.
+// plain is a run of runsc, not started. It and all it starts live in a session of their own, so that neither Ctrl-C in
+// helmr's terminal nor helmr's death reaches them.
+func (r *Runtime) plain(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, r.cfg.RunscPath, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Dir = "/"
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"} // none of helmr's secrets
+	return cmd
+}
+
+// runsc runs a command to its end.
 func (r *Runtime) runsc(ctx context.Context, c call) error {
 	if err := os.Remove(c.log); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("runsc %s: %w", c.args[0], err)
@@ -60,10 +69,7 @@ func (r *Runtime) runsc(ctx context.Context, c call) error {
 	if r.cg.version == 0 {
 		args = append(args, "--ignore-cgroups")
 	}
-	cmd := exec.CommandContext(ctx, r.cfg.RunscPath, append(args, c.args...)...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"} // none of helmr's secrets
+	cmd := r.plain(ctx, append(args, c.args...)...)
 	cmd.ExtraFiles = c.extra
 	cmd.WaitDelay = 5 * time.Second // a program left in the background by Exec may hold the pipes
 	if c.stdout != nil {

@@ -1,0 +1,82 @@
+package gvisor_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"helmr.dev/helmr/internal/sandbox/gvisor"
+)
+
+// TestControlIsKilled kills the process that asks sandboxes: what is under way fails, the sandbox goes on, and the next
+// request finds a new process.
+func TestControlIsKilled(t *testing.T) {
+	t.Parallel()
+	task, l, base := task(t, runscPath(t))
+	rt, err := gvisor.New(task.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := task.Spec.ID
+	if err := rt.Start(t.Context(), task.Spec); err != nil {
+		t.Fatal(err)
+	}
+	greet(t, l)
+	if err := rt.SaveDisk(t.Context(), id, filepath.Join(base, "first")); err != nil {
+		t.Fatal(err)
+	}
+	pid := controlOf(t, filepath.Join(base, "runtime"))
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var asking sync.WaitGroup
+	errs := make([]error, 8)
+	for i := range errs {
+		asking.Go(func() {
+			// One at a time for each sandbox: of these one is under way, and the others meet the process's end or its successor.
+			errs[i] = rt.SaveDisk(t.Context(), id, filepath.Join(base, fmt.Sprint("under-way-", i)))
+		})
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	asking.Wait()
+	for i, err := range errs {
+		if err != nil && !strings.Contains(err.Error(), "runsc control ended") {
+			t.Errorf("save %d: %v", i, err)
+		}
+	}
+	if err := rt.SaveDisk(t.Context(), id, filepath.Join(base, "second")); err != nil {
+		t.Errorf("after its end: %v", err)
+	}
+	if again := controlOf(t, filepath.Join(base, "runtime")); again == pid {
+		t.Error("it was not killed")
+	}
+	assertGone(t, rt, id, base)
+}
+
+// controlOf finds the control process of a runtime's folder.
+func controlOf(t *testing.T, root string) int {
+	t.Helper()
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range lines {
+		text, err := os.ReadFile(path)
+		if err != nil || !strings.HasSuffix(string(text), "\x00control\x00--root="+filepath.Join(root, "runsc")+"\x00") {
+			continue
+		}
+		var pid int
+		if _, err := fmt.Sscanf(path, "/proc/%d/", &pid); err != nil {
+			t.Fatal(err)
+		}
+		return pid
+	}
+	t.Fatal("there is no control process")
+	return 0
+}
