@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"sync"
@@ -67,9 +66,20 @@ func (d *DB) Close() error {
 	return err
 }
 
-// Write runs fn in a transaction and returns once its effect is durable. If fn returns an error nothing of it stays.
+// Write runs fn in a transaction and returns once its effect is durable. If fn returns an error nothing of it stays. Any
+// other error may mean that the answer to a commit was lost, and the effect is there.
 // fn may run more than once; it must not keep tx, call outside systems or wait for anything.
 func (d *DB) Write(ctx context.Context, fn func(tx *Tx) error) error {
+	if d.kind == PostgreSQL {
+		limited, cancel := context.WithTimeout(ctx, transactionWithin)
+		defer cancel()
+		ctx = limited
+	}
+	return d.write(ctx, fn)
+}
+
+// write is Write without a bound of its own.
+func (d *DB) write(ctx context.Context, fn func(tx *Tx) error) error {
 	if d.kind == SQLite {
 		return d.writer.do(ctx, fn)
 	}
@@ -81,12 +91,7 @@ func (d *DB) Read(ctx context.Context, fn func(tx *Tx) error) error {
 	if d.kind == SQLite {
 		return d.readers.do(ctx, fn)
 	}
-	stx, err := d.pool.BeginTx(ctx, &sql.TxOptions{ReadOnly: true, Isolation: sql.LevelRepeatableRead})
-	if err != nil {
-		return fmt.Errorf("begin read: %w", err)
-	}
-	defer func() { _ = stx.Rollback() }()
-	return fn(&Tx{db: d, q: stx, ctx: ctx})
+	return d.readPostgres(ctx, fn)
 }
 
 // Tx is a running transaction.

@@ -26,7 +26,7 @@ func Migrations() []string {
 // Migrate brings the schema up to date, each migration in a transaction of its own, and gives the names of those it
 // ran. A second run does nothing.
 func (d *DB) Migrate(ctx context.Context) ([]string, error) {
-	err := d.Write(ctx, func(tx *Tx) error {
+	err := d.write(ctx, func(tx *Tx) error {
 		_, err := tx.Exec(`CREATE TABLE IF NOT EXISTS schema_migrations (name TEXT PRIMARY KEY)`)
 		return err
 	})
@@ -40,7 +40,7 @@ func (d *DB) Migrate(ctx context.Context) ([]string, error) {
 			return ran, err
 		}
 		did := false
-		err = d.Write(ctx, func(tx *Tx) error {
+		err = d.write(ctx, func(tx *Tx) error {
 			did = false
 			if d.kind == PostgreSQL {
 				if _, err := tx.Exec(`LOCK TABLE schema_migrations IN EXCLUSIVE MODE`); err != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	_ "github.com/jackc/pgx/v5/stdlib" // the driver named "pgx"
+	"github.com/jackc/pgx/v5/stdlib"
 )
 
 const (
@@ -18,11 +18,30 @@ const (
 	signalChannel  = "helmr_signals"
 )
 
+// Bounds of a database that says nothing, because it hangs or the network is cut: shorter than a lease.
+const (
+	// connectWithin bounds the making of a connection, transactionWithin a transaction with its retries. A migration may
+	// take as long as it needs.
+	connectWithin     = 10 * time.Second
+	transactionWithin = 30 * time.Second
+	// idleWithin is after how long the database gives up a transaction whose server says nothing, and frees its locks.
+	idleWithin = 15 * time.Second
+	// listenLooks is how often a connection that brings no signals is asked whether it lives.
+	listenLooks = 15 * time.Second
+)
+
 func openPostgres(ctx context.Context, url string) (*DB, error) {
-	pool, err := sql.Open("pgx", url)
+	config, err := pgx.ParseConfig(url)
 	if err != nil {
 		return nil, fmt.Errorf("open postgres: %w", err)
 	}
+	if config.ConnectTimeout == 0 {
+		config.ConnectTimeout = connectWithin
+	}
+	pool := stdlib.OpenDB(*config, stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, fmt.Sprintf("SET idle_in_transaction_session_timeout = %d", idleWithin.Milliseconds()))
+		return err
+	}))
 	pool.SetMaxOpenConns(pgConns)
 	pool.SetMaxIdleConns(pgConns)
 	if err := pool.PingContext(ctx); err != nil {
@@ -31,7 +50,7 @@ func openPostgres(ctx context.Context, url string) (*DB, error) {
 	}
 	run, cancel := context.WithCancel(context.Background())
 	d := &DB{kind: PostgreSQL, pool: pool, hub: newHub(), cancel: cancel}
-	d.done.Go(func() { d.listen(run, url) })
+	d.done.Go(func() { d.listen(run, config) })
 	return d, nil
 }
 
@@ -70,17 +89,30 @@ func (d *DB) tryPostgres(ctx context.Context, fn func(*Tx) error) error {
 		}
 	}
 	if err := stx.Commit(); err != nil {
+		d.hub.Signal(tx.topics...) // the answer may be lost, and the commit done
 		return fmt.Errorf("commit: %w", err)
 	}
 	d.hub.Signal(tx.topics...)
 	return nil
 }
 
+// readPostgres runs fn on one snapshot.
+func (d *DB) readPostgres(ctx context.Context, fn func(*Tx) error) error {
+	ctx, cancel := context.WithTimeout(ctx, transactionWithin)
+	defer cancel()
+	stx, err := d.pool.BeginTx(ctx, &sql.TxOptions{ReadOnly: true, Isolation: sql.LevelRepeatableRead})
+	if err != nil {
+		return fmt.Errorf("begin read: %w", err)
+	}
+	defer func() { _ = stx.Rollback() }()
+	return fn(&Tx{db: d, q: stx, ctx: ctx})
+}
+
 // listen hands on the signals of other servers. After each (re)connection everyone is told to look again, since
 // signals may have been lost meanwhile.
-func (d *DB) listen(ctx context.Context, url string) {
+func (d *DB) listen(ctx context.Context, config *pgx.ConnConfig) {
 	for ctx.Err() == nil {
-		d.listenOnce(ctx, url)
+		d.listenOnce(ctx, config)
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Second):
@@ -88,21 +120,35 @@ func (d *DB) listen(ctx context.Context, url string) {
 	}
 }
 
-func (d *DB) listenOnce(ctx context.Context, url string) {
-	conn, err := pgx.Connect(ctx, url)
+func (d *DB) listenOnce(ctx context.Context, config *pgx.ConnConfig) {
+	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		return
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
-	if _, err := conn.Exec(ctx, "LISTEN "+signalChannel); err != nil {
+	limited, cancel := context.WithTimeout(ctx, connectWithin)
+	_, err = conn.Exec(limited, "LISTEN "+signalChannel)
+	cancel()
+	if err != nil {
 		return
 	}
 	d.hub.signalAll()
 	for {
-		n, err := conn.WaitForNotification(ctx)
-		if err != nil {
+		limited, cancel := context.WithTimeout(ctx, listenLooks)
+		n, err := conn.WaitForNotification(limited)
+		cancel()
+		switch {
+		case err == nil:
+			d.hub.Signal(n.Payload)
+		case ctx.Err() != nil || conn.IsClosed():
 			return
+		default: // nothing came, or nothing comes any more
+			limited, cancel := context.WithTimeout(ctx, connectWithin)
+			err := conn.Ping(limited)
+			cancel()
+			if err != nil {
+				return
+			}
 		}
-		d.hub.Signal(n.Payload)
 	}
 }

@@ -146,8 +146,7 @@ func (w *writer) loop() {
 func (w *writer) batch(first *job) {
 	ctx := context.WithoutCancel(w.ctx)
 	if _, err := w.conn.ExecContext(ctx, "BEGIN IMMEDIATE"); err != nil {
-		first.err = fmt.Errorf("begin: %w", err)
-		close(first.done)
+		w.refuse(first, fmt.Errorf("begin: %w", err))
 		return
 	}
 	jobs := make([]*job, 0, 8)
@@ -179,6 +178,20 @@ func (w *writer) batch(first *job) {
 	for _, j := range jobs {
 		w.db.hub.Signal(j.topics...)
 		close(j.done)
+	}
+}
+
+// refuse answers first and whatever else is waiting: a file that another program has locked for so long would make each of
+// them wait as long again.
+func (w *writer) refuse(first *job, err error) {
+	for j := first; j != nil; {
+		j.err = err
+		close(j.done)
+		select {
+		case j = <-w.in:
+		default:
+			j = nil
+		}
 	}
 }
 

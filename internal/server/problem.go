@@ -42,6 +42,9 @@ func (s *Server) fail(w *answer, r *http.Request, err error) {
 	if f.Code == fault.Internal && (db.IsFull(err) || errors.Is(err, syscall.ENOSPC)) {
 		f = fault.New(fault.Unavailable, "A disk of the server is full, so nothing was changed. Free some space there and try again.").Because(err)
 	}
+	if f.Code == fault.Internal && db.IsAway(err) {
+		f = fault.New(fault.Unavailable, "helmr cannot reach its database or its object store at present. What you asked for may be done or not: ask again, with the same idempotency key.").Because(err)
+	}
 	if f.Code == fault.Internal || f.Cause != nil {
 		level := slog.LevelWarn
 		if fault.Status(f.Code) >= 500 {
