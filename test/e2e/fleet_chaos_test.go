@@ -20,6 +20,7 @@ import (
 
 	"helmr.dev/helmr/client"
 	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/db"
 )
 
 func dialWithin(d time.Duration) func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -433,10 +434,15 @@ func fleetRounds(t *testing.T) int {
 
 // TestSpec_21_09_AComputerNeverRunsTwice kills, pauses and cuts off a server and two Workers at random moments, for random
 // times, while Sessions take Turns and Commands run. After each round, and at the end, nothing has run twice and nothing
-// that was acknowledged is missing; no Computer was on two Workers; drained, the Workers leave nothing behind.
+// that was acknowledged is missing; no Computer was on two Workers; drained, the Workers leave nothing behind. With
+// HELMR_TEST_FLEET_DATABASE=postgres the database takes part.
 func TestSpec_21_09_AComputerNeverRunsTwice(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, fleetLost, "a", "b")
+	kind := db.SQLite
+	if os.Getenv("HELMR_TEST_FLEET_DATABASE") == string(db.PostgreSQL) {
+		kind = db.PostgreSQL
+	}
+	f := newFleet(t, kind, fleetLost, "a", "b")
 	random := chaosSeed(t)
 	tr := f.traffic(3, 2, 2)
 	defer tr.stop()
@@ -449,6 +455,9 @@ func TestSpec_21_09_AComputerNeverRunsTwice(t *testing.T) {
 		what, lasts := f.fault(random, nodes)
 		done[what]++
 		pauseFor(tr.ctx, lasts)
+		if f.database != nil {
+			f.database.Up()
+		}
 		for _, n := range nodes {
 			n.heal()
 		}
@@ -479,12 +488,40 @@ func (f *fleet) fault(random *rand.Rand, nodes []*node) (what string, lasts time
 	// Shorter than a lease, about as long, and longer than it takes to be lost.
 	lasts = time.Duration(random.IntN(int(2 * fleetLost)))
 	first := random.IntN(len(nodes))
-	what = nodes[first].fault(random)
+	if f.database != nil && random.IntN(3) == 0 {
+		what = f.databaseFault(random) + " and "
+		if random.IntN(2) == 0 {
+			return strings.TrimSuffix(what, " and "), lasts
+		}
+	}
+	what += nodes[first].fault(random)
 	if random.IntN(4) == 0 {
 		second := nodes[(first+1+random.IntN(len(nodes)-1))%len(nodes)]
 		what += " and " + second.fault(random)
 	}
 	return what, lasts
+}
+
+// databaseFault does something to the connections between the server and its database.
+func (f *fleet) databaseFault(random *rand.Rand) string {
+	switch random.IntN(5) {
+	case 0:
+		n := 1 + random.IntN(20)
+		f.database.LoseCommits(n)
+		return fmt.Sprintf("lose %d answers to commits", n)
+	case 1:
+		f.database.Down()
+		return "stop the database"
+	case 2:
+		f.database.Silent()
+		return "cut off the database"
+	case 3:
+		by := time.Duration(random.IntN(300)) * time.Millisecond
+		f.database.Slow(by)
+		return fmt.Sprintf("slow the database by %s", by)
+	}
+	f.database.Cut()
+	return "cut the database's connections"
 }
 
 func (n *node) fault(random *rand.Rand) string {

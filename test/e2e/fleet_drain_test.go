@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"helmr.dev/helmr/client/api"
+	"helmr.dev/helmr/internal/db"
 )
 
 // hostOf gives the Worker that has a sandbox of a Computer, nil if none has.
@@ -49,7 +50,7 @@ func (f *fleet) enrolled(n *node, status string) {
 // that wakes up finds its leases gone, discards what is left and enrolls again.
 func TestSpec_21_09_ThePausedAndTheDeadRunNothing(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, 2*fleetLost, "a", "b")
+	f := newFleet(t, db.SQLite, 2*fleetLost, "a", "b")
 	r := f.create("counter", "hello")
 	f.completed(r.SessionID, r.TurnID)
 	computerID := f.computerOf(r.SessionID)
@@ -88,7 +89,7 @@ func TestSpec_21_09_ThePausedAndTheDeadRunNothing(t *testing.T) {
 // TestSpec_21_11_DrainWaitsAndThenStops drains Workers as an operator does before an upgrade.
 func TestSpec_21_11_DrainWaitsAndThenStops(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, fleetLost*4, "a", "b")
+	f := newFleet(t, db.SQLite, fleetLost*4, "a", "b")
 	r := f.create("counter", "hello")
 	f.completed(r.SessionID, r.TurnID)
 	computerID := f.computerOf(r.SessionID)

@@ -18,6 +18,8 @@ import (
 	"math/rand/v2"
 
 	"helmr.dev/helmr/client"
+	"helmr.dev/helmr/internal/db"
+	"helmr.dev/helmr/internal/db/dbtest"
 )
 
 // fleet is a server and several Workers on one machine, each in a network namespace of its own, joined by a bridge: each
@@ -29,6 +31,8 @@ type fleet struct {
 	name     string // of its links, made unique
 	server   *node
 	workers  []*node
+	// database is what the server reaches its PostgreSQL through; nil on SQLite.
+	database *dbtest.Proxy
 }
 
 // node is one process of a fleet, in its namespace.
@@ -50,8 +54,8 @@ func ipCommand(t testing.TB, args ...string) {
 	}
 }
 
-// newFleet installs a server on SQLite and starts it with Workers. lost is after how long a silent Worker is lost.
-func newFleet(t testing.TB, lost time.Duration, workers ...string) *fleet {
+// newFleet installs a server on a database and starts it with Workers. lost is after how long a silent Worker is lost.
+func newFleet(t testing.TB, kind db.Kind, lost time.Duration, workers ...string) *fleet {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("these tests make network namespaces: run them as root")
@@ -61,9 +65,14 @@ func newFleet(t testing.TB, lost time.Duration, workers ...string) *fleet {
 		t.Fatal(err)
 	}
 	h := &helmr{t: t, dir: dir, config: filepath.Join(dir, "config")}
-	f := &fleet{helmr: h, settings: append(serverSettings("sqlite:"+filepath.Join(dir, "helmr.db"), filepath.Join(dir, "blobs")),
-		"HELMR_CONFIG_DIR="+h.config, "HELMR_TEST_WORKERS_LOST_AFTER="+lost.String())}
+	f := &fleet{helmr: h}
 	f.bridge()
+	h.database = "sqlite:" + filepath.Join(dir, "helmr.db")
+	if kind == db.PostgreSQL {
+		f.database = dbtest.NewProxy(t, dbtest.URL(t, kind), f.net+".1:0")
+		h.database = f.database.URL
+	}
+	f.settings = append(serverSettings(h.database, filepath.Join(dir, "blobs")), "HELMR_CONFIG_DIR="+h.config, "HELMR_TEST_WORKERS_LOST_AFTER="+lost.String())
 	t.Cleanup(f.close)
 	f.server = f.node("server", 2, "server")
 	f.settings = append(f.settings, "HELMR_ADDR="+f.server.ip+":8080", "HELMR_SERVER_URL=http://"+f.server.ip+":8080", "HELMR_BLOB_URL=file:"+filepath.Join(dir, "blobs"),
