@@ -63,7 +63,7 @@ func TestALostAnswerToACommit(t *testing.T) {
 	d, p := setupProxy(t)
 	sub := d.Hub().Subscribe("notes")
 	defer sub.Close()
-	p.LoseCommits(1)
+	p.LoseCommits(0, 1)
 	ran := 0
 	err := d.Write(t.Context(), func(tx *db.Tx) error {
 		ran++

@@ -20,10 +20,13 @@ type Piece struct {
 	Every time.Duration
 	// Topics wake the piece before its time.
 	Topics []string
-	// Run does what is due now. next, if positive, asks to run again that soon. An error is logged; the piece waits for
-	// its next time.
+	// Run does what is due now. next, if positive, asks to run again that soon. An error is logged, and the piece runs again
+	// soon, each time after a longer pause.
 	Run func(ctx context.Context) (next time.Duration, err error)
 }
+
+// retryAfter is the pause after the first failure of a piece.
+const retryAfter = 250 * time.Millisecond
 
 // Status is the last outcome of a piece.
 type Status struct {
@@ -76,7 +79,7 @@ func (d *Driver) drive(ctx context.Context, p Piece) {
 	defer sub.Close()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for {
+	for failed := 0; ; {
 		select {
 		case <-ctx.Done():
 			return
@@ -84,8 +87,12 @@ func (d *Driver) drive(ctx context.Context, p Piece) {
 		case <-timer.C:
 		}
 		next, err := d.once(ctx, p)
-		if err != nil && ctx.Err() == nil {
+		if err == nil {
+			failed = 0
+		} else if ctx.Err() == nil {
 			d.log.Error("background work failed", "loop", p.Name, "error", err)
+			next = retryAfter << min(failed, 10)
+			failed++
 		}
 		if next <= 0 || next > p.Every {
 			next = p.Every

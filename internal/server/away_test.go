@@ -51,7 +51,7 @@ func TestADatabaseThatIsAway(t *testing.T) {
 
 	// The answer to the commit is lost: with its key, the request repeated is the same one.
 	create := api.SessionCreateRequest{Agent: "one", Input: text, IdempotencyKey: "lost"}
-	p.LoseCommits(1)
+	p.LoseCommits(0, 1)
 	_, err := c.CreateSession(ctx, create)
 	unavailable(t, err)
 	r, err := c.CreateSession(ctx, create)
@@ -63,7 +63,7 @@ func TestADatabaseThatIsAway(t *testing.T) {
 		t.Fatalf("%+v, %v", page.Sessions, err)
 	}
 	enqueue := api.EnqueueRequest{Input: text, IdempotencyKey: "lost"}
-	p.LoseCommits(1)
+	p.LoseCommits(0, 1)
 	_, err = c.Enqueue(ctx, r.SessionID, enqueue)
 	unavailable(t, err)
 	e, err := c.Enqueue(ctx, r.SessionID, enqueue)

@@ -54,6 +54,10 @@ type traffic struct {
 	seen     map[string][]api.Event // events that a client was shown, by Session
 	commands []string
 	admitted map[string]int // Turns acknowledged, by Session
+
+	// For settle alone: a cursor behind which all Turns have ended, by Session, and Commands that may not have ended.
+	ended map[string]string
+	open  []string
 }
 
 // repeat calls until it works, is refused for good, or the traffic ends.
@@ -382,41 +386,52 @@ func (tr *traffic) checkCommand(commandID string) (exited bool) {
 func (tr *traffic) settle() {
 	f := tr.f
 	f.t.Helper()
+	tr.ended, tr.open = map[string]string{}, slices.Clone(tr.commands)
+	left := ""
+	defer func() {
+		if f.t.Failed() {
+			f.t.Logf("what had not ended: %s", left)
+		}
+	}()
 	f.until("all Turns and Commands end", func() bool {
-		for _, sessionID := range append(slices.Clone(tr.sessions), tr.sleepers...) {
-			s, err := f.GetSession(context.Background(), sessionID)
-			if err != nil {
-				return false
-			}
-			for _, hold := range s.Holds {
-				_, _ = f.ResumeSession(context.Background(), sessionID, api.ResumeRequest{HoldID: hold.ID})
-			}
-			page, err := f.ListEvents(context.Background(), sessionID, 0, 1)
-			if err != nil || len(page.Records) == 0 || s.Status != "open" {
-				return false
-			}
-			for cursor := ""; ; {
-				page, err := f.ListTurns(context.Background(), sessionID, cursor, 100)
-				if err != nil {
-					return false
-				}
-				for _, v := range page.Turns {
-					if !v.Terminal() {
-						return false
-					}
-				}
-				if cursor = page.NextCursor; cursor == "" {
-					break
-				}
-			}
-		}
-		for _, commandID := range tr.commands {
-			if v, err := f.GetCommand(context.Background(), commandID); err != nil || !commandEnded(v) {
-				return false
-			}
-		}
-		return true
+		left = tr.unfinished()
+		return left == ""
 	})
+}
+
+// unfinished names something that has not ended, and releases holds.
+func (tr *traffic) unfinished() string {
+	f := tr.f
+	for _, sessionID := range append(slices.Clone(tr.sessions), tr.sleepers...) {
+		s, err := f.GetSession(context.Background(), sessionID)
+		if err != nil || s.Status != "open" {
+			return fmt.Sprintf("session %s: %s %v", sessionID, s.Status, err)
+		}
+		for _, hold := range s.Holds {
+			_, _ = f.ResumeSession(context.Background(), sessionID, api.ResumeRequest{HoldID: hold.ID})
+		}
+		for cursor := tr.ended[sessionID]; ; {
+			page, err := f.ListTurns(context.Background(), sessionID, cursor, 100)
+			if err != nil {
+				return err.Error()
+			}
+			for _, v := range page.Turns {
+				if !v.Terminal() {
+					return fmt.Sprintf("session %+v: turn %+v", s, v)
+				}
+			}
+			if cursor = page.NextCursor; cursor == "" {
+				break
+			}
+			tr.ended[sessionID] = cursor
+		}
+	}
+	for ; len(tr.open) > 0; tr.open = tr.open[1:] {
+		if v, err := f.GetCommand(context.Background(), tr.open[0]); err != nil || !commandEnded(v) {
+			return fmt.Sprintf("command %+v: %v", v, err)
+		}
+	}
+	return ""
 }
 
 // fleetRounds is how many faults a run has: HELMR_TEST_ROUNDS, or a few.
@@ -507,7 +522,7 @@ func (f *fleet) databaseFault(random *rand.Rand) string {
 	switch random.IntN(5) {
 	case 0:
 		n := 1 + random.IntN(20)
-		f.database.LoseCommits(n)
+		f.database.LoseCommits(0, n)
 		return fmt.Sprintf("lose %d answers to commits", n)
 	case 1:
 		f.database.Down()

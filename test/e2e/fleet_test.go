@@ -45,6 +45,7 @@ type node struct {
 	settings []string
 	dir      string // of a Worker
 	live     *live
+	lives    []*live // all there were
 }
 
 func ipCommand(t testing.TB, args ...string) {
@@ -135,6 +136,7 @@ func (n *node) start() {
 	n.f.t.Helper()
 	p := program{path: "nsenter", env: slices.Concat(n.f.settings, n.settings)}
 	n.live = p.start(n.f.t, append([]string{"--net=/run/netns/" + n.ns, binary(n.f.t, "helmr")}, n.args...)...)
+	n.lives = append(n.lives, n.live)
 	if n == n.f.server {
 		n.f.until("the server is ready", func() bool {
 			res, err := (&http.Client{Timeout: time.Second}).Get(n.f.info.URL + "/readyz")
@@ -208,6 +210,13 @@ func (f *fleet) close() {
 	}
 	_ = exec.Command("ip", "link", "delete", f.name).Run()
 	if f.t.Failed() || os.Getenv("HELMR_E2E_KEEP") != "" {
+		for _, n := range append([]*node{f.server}, f.workers...) {
+			var log strings.Builder
+			for _, l := range n.lives {
+				log.WriteString(l.err.String())
+			}
+			_ = os.WriteFile(filepath.Join(f.dir, n.role+".log"), []byte(log.String()), 0o600)
+		}
 		f.t.Logf("data and logs are kept in %s", f.dir)
 		return
 	}

@@ -73,7 +73,7 @@ func (c *cluster) startServer(address string) *live {
 
 func (c *cluster) workerSettings() []string {
 	return []string{"HELMR_SERVER_URL=http://" + c.first, "HELMR_WORKER_NAME=one", "HELMR_WORKER_ENROLLMENT_TOKEN_FILE=" + filepath.Join(c.dir, "worker.token"),
-		"HELMR_WORKER_WORK_DIR=" + filepath.Join(c.dir, "worker"), "HELMR_CHECKPOINT_ENCRYPTION_KEY=" + c.checkpointKey, "HELMR_WORKER_CAPACITY_MEMORY_MIB=2048"}
+		"HELMR_WORKER_WORK_DIR=" + filepath.Join(c.dir, "worker"), "HELMR_CHECKPOINT_ENCRYPTION_KEY=" + c.checkpointKey, "HELMR_WORKER_CAPACITY_MEMORY_MIB=2048", "HELMR_WORKER_CAPACITY_VCPUS=4"}
 }
 
 // TestSpec_21_04_SeparateProcesses runs servers and a Worker as an operator does, and kills each of them.

@@ -27,8 +27,9 @@ type Proxy struct {
 	slow  time.Duration
 	// open is closed while bytes may pass.
 	open chan struct{}
-	lose int
-	lost int
+	// skip commits are left alone, then the answers to lose of them are lost.
+	skip, lose int
+	lost       int
 }
 
 // proxied is one connection through a Proxy.
@@ -80,7 +81,7 @@ func NewProxy(t testing.TB, u, address string) *Proxy {
 func (p *Proxy) Up() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.down, p.slow, p.lose = false, 0, 0
+	p.down, p.slow, p.skip, p.lose = false, 0, 0, 0
 	select {
 	case <-p.open:
 	default:
@@ -119,11 +120,11 @@ func (p *Proxy) Slow(by time.Duration) {
 	p.slow = by
 }
 
-// LoseCommits has the next n commits done and their answers lost, with the connection.
-func (p *Proxy) LoseCommits(n int) {
+// LoseCommits leaves skip commits alone, and has the n after them done and their answers lost, with the connection.
+func (p *Proxy) LoseCommits(skip, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.lose = n
+	p.skip, p.lose = skip, n
 }
 
 // Lost tells how many answers to commits were lost so far.
@@ -186,7 +187,10 @@ func (p *Proxy) questions(c *proxied) {
 		p.pass(false)
 		if head == 5 && message[0] == 'Q' && strings.EqualFold(strings.TrimRight(string(message[5:]), "\x00; "), "commit") {
 			p.mu.Lock()
-			if p.lose > 0 {
+			switch {
+			case p.skip > 0:
+				p.skip--
+			case p.lose > 0:
 				p.lose--
 				c.mu.Lock()
 				c.losing = true

@@ -13,6 +13,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"helmr.dev/helmr/internal/db"
 	"helmr.dev/helmr/internal/fault"
 	workerpb "helmr.dev/helmr/internal/worker/proto"
 	"helmr.dev/helmr/internal/worker/proto/workerpbconnect"
@@ -87,8 +88,13 @@ func (c *Credentials) intercept(next connect.UnaryFunc) connect.UnaryFunc {
 // coded turns an error into one that carries its public code over the wire.
 func coded(err error) error {
 	f := fault.From(err)
+	if f.Code == fault.Internal && db.IsAway(err) {
+		f = fault.New(fault.Unavailable, "the server cannot reach its database at present")
+	}
 	code := connect.CodeInternal
 	switch f.Code {
+	case fault.Unavailable:
+		code = connect.CodeUnavailable
 	case fault.AuthenticationRequired:
 		code = connect.CodeUnauthenticated
 	case fault.LeaseLost:
