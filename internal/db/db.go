@@ -26,6 +26,7 @@ type DB struct {
 	writer  *writer  // SQLite only
 	readers *readers // SQLite only
 	hub     *Hub
+	echoes  echoes        // PostgreSQL only
 	lock    *instanceLock // SQLite only: a second server on the file is refused
 	cancel  context.CancelFunc
 	done    sync.WaitGroup
@@ -94,6 +95,34 @@ func (d *DB) Read(ctx context.Context, fn func(tx *Tx) error) error {
 	return d.readPostgres(ctx, fn)
 }
 
+// ReadOne is Read for an fn that makes one query: it is a snapshot by itself, and PostgreSQL needs no transaction around it.
+func (d *DB) ReadOne(ctx context.Context, fn func(tx *Tx) error) error {
+	if d.kind == SQLite {
+		return d.readers.do(ctx, fn)
+	}
+	ctx, cancel := context.WithTimeout(ctx, transactionWithin)
+	defer cancel()
+	return fn(&Tx{db: d, q: &oneQuery{pool: d.pool}, ctx: ctx})
+}
+
+// oneQuery lets one query through.
+type oneQuery struct {
+	pool *sql.DB
+	made bool
+}
+
+func (o *oneQuery) ExecContext(context.Context, string, ...any) (sql.Result, error) {
+	return nil, errors.New("ReadOne does not write")
+}
+
+func (o *oneQuery) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	if o.made {
+		return nil, errors.New("ReadOne makes one query")
+	}
+	o.made = true
+	return o.pool.QueryContext(ctx, query, args...)
+}
+
 // Tx is a running transaction.
 type Tx struct {
 	db      *DB
@@ -106,7 +135,6 @@ type Tx struct {
 type querier interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
 // Exec runs a statement and gives the number of rows it changed.

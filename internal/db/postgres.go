@@ -49,7 +49,7 @@ func openPostgres(ctx context.Context, url string) (*DB, error) {
 		return nil, fmt.Errorf("connect to postgres: %w", err)
 	}
 	run, cancel := context.WithCancel(context.Background())
-	d := &DB{kind: PostgreSQL, pool: pool, hub: newHub(), cancel: cancel}
+	d := &DB{kind: PostgreSQL, pool: pool, hub: newHub(), echoes: newEchoes(), cancel: cancel}
 	d.done.Go(func() { d.listen(run, config) })
 	return d, nil
 }
@@ -84,11 +84,12 @@ func (d *DB) tryPostgres(ctx context.Context, fn func(*Tx) error) error {
 		return err
 	}
 	if len(tx.topics) > 0 {
-		if _, err := stx.ExecContext(ctx, "SELECT pg_notify($1, topic) FROM unnest($2::text[]) topic", signalChannel, tx.topics); err != nil {
+		if _, err := stx.ExecContext(ctx, "SELECT pg_notify($1, $2 || topic) FROM unnest($3::text[]) topic", signalChannel, d.echoes.sender, tx.topics); err != nil {
 			return fmt.Errorf("signal: %w", err)
 		}
 	}
 	if err := stx.Commit(); err != nil {
+		d.echoes.heed()
 		d.hub.Signal(tx.topics...) // the answer may be lost, and the commit done
 		return fmt.Errorf("commit: %w", err)
 	}
@@ -139,7 +140,9 @@ func (d *DB) listenOnce(ctx context.Context, config *pgx.ConnConfig) {
 		cancel()
 		switch {
 		case err == nil:
-			d.hub.Signal(n.Payload)
+			if topic, mine := d.echoes.topic(n.Payload); !mine {
+				d.hub.Signal(topic)
+			}
 		case ctx.Err() != nil || conn.IsClosed():
 			return
 		default: // nothing came, or nothing comes any more

@@ -110,45 +110,43 @@ func scanView(sc func(...any) error) (api.Session, error) {
 // Events gives up to limit events after a sequence. ended tells that the Session is terminal and released and that no
 // event follows this page. A position beyond the end is invalid_cursor, one before what is retained cursor_expired.
 func (s *Service) Events(ctx context.Context, environmentID, sessionID string, after int64, limit int) (page api.EventPage, ended bool, err error) {
-	err = s.db.Read(ctx, func(tx *db.Tx) error {
-		var last, retained int64
-		var status string
+	err = s.db.ReadOne(ctx, func(tx *db.Tx) error {
+		page = api.EventPage{Records: []api.Event{}, NextAfter: after}
+		var last int64
 		var released *int64
-		found, err := tx.Get([]any{&last, &retained, &status, &released}, sqlEventState, environmentID, sessionID)
-		if err == nil && !found {
-			err = notFound(sessionID)
-		}
-		if err != nil {
-			return err
-		}
-		if after < 0 || after > last {
-			return fault.New(fault.InvalidCursor, "after must be 0 to %d, the last sequence of this Session", last)
-		}
-		if after < retained {
-			return fault.New(fault.CursorExpired, "events up to %d are no longer kept", retained).With("retained_after", retained)
-		}
-		page = api.EventPage{Records: []api.Event{}, NextAfter: after, RetainedAfter: retained}
-		err = tx.Query(func(sc func(...any) error) error {
+		found := false
+		err := tx.Query(func(sc func(...any) error) error {
+			found = true
 			e := api.Event{SessionID: sessionID}
-			var data *string
-			var at int64
-			if err := sc(&e.TurnID, &e.Sequence, &e.Kind, &data, &at); err != nil {
+			var sequence, at *int64
+			var kind, data *string
+			if err := sc(&last, &page.RetainedAfter, &released, &e.TurnID, &sequence, &kind, &data, &at); err != nil || sequence == nil {
 				return err
 			}
-			e.CreatedAt = api.At(at)
+			e.Sequence, e.Kind, e.CreatedAt = *sequence, *kind, api.At(*at)
 			if data != nil {
 				e.Data = json.RawMessage(*data)
 			}
 			page.Records = append(page.Records, e)
 			page.NextAfter = e.Sequence
 			return nil
-		}, sqlEvents, sessionID, after, limit)
-		if err != nil {
+		}, sqlEvents, after, environmentID, sessionID, limit)
+		switch {
+		case err != nil:
 			return fmt.Errorf("read events: %w", err)
+		case !found:
+			return notFound(sessionID)
+		case after < 0 || after > last:
+			return fault.New(fault.InvalidCursor, "after must be 0 to %d, the last sequence of this Session", last)
+		case after < page.RetainedAfter:
+			return fault.New(fault.CursorExpired, "events up to %d are no longer kept", page.RetainedAfter).With("retained_after", page.RetainedAfter)
 		}
 		page.HasMore = page.NextAfter < last
 		ended = !page.HasMore && released != nil
 		return nil
 	})
+	if err != nil {
+		return api.EventPage{}, false, err
+	}
 	return page, ended, err
 }

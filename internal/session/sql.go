@@ -29,9 +29,10 @@ const (
 	sqlHibernationNext = `SELECT MIN(idle_since + hibernate_after_idle_ms)` + sqlHibernationFrom
 
 	sqlEventInsert = `INSERT INTO session_events (session_id, sequence, turn_id, kind, data, process_epoch, operation, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`
-	sqlEvents      = `SELECT turn_id, sequence, kind, data, created_at FROM session_events WHERE session_id = ? AND sequence > ? ORDER BY sequence LIMIT ?`
-	sqlEventOfOp   = `SELECT sequence FROM session_events WHERE session_id = ? AND process_epoch = ? AND operation = ?`
-	sqlEventState  = `SELECT last_event_sequence, retained_after, status, released_at FROM sessions WHERE environment_id = ? AND id = ?`
+	sqlEvents      = `SELECT s.last_event_sequence, s.retained_after, s.released_at, e.turn_id, e.sequence, e.kind, e.data, e.created_at
+		FROM sessions s LEFT JOIN session_events e ON e.session_id = s.id AND e.sequence > ?
+		WHERE s.environment_id = ? AND s.id = ? ORDER BY e.sequence LIMIT ?`
+	sqlEventOfOp = `SELECT sequence FROM session_events WHERE session_id = ? AND process_epoch = ? AND operation = ?`
 
 	// The expression of the index sessions_expiring.
 	sqlExpiring = `SELECT id FROM sessions WHERE payload_expired_at IS NULL AND history_retention_mode = 'duration'
