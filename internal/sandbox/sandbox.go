@@ -99,6 +99,10 @@ type Capabilities struct {
 	Reason string
 }
 
+// AppendedFile is the name of the file that holds most of what SaveDisk and Freeze write into a folder. It is written by
+// appending alone, so that it may be read before they return.
+const AppendedFile = "pages.img"
+
 // Runtime runs sandboxes. Methods may be called concurrently, also for one id; those that change a sandbox take turns.
 type Runtime interface {
 	// Start starts PID 1 of a new sandbox, from the image or a saved disk, or resumes a frozen one. It returns when PID 1

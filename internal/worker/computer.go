@@ -53,8 +53,10 @@ type computer struct {
 	// capture is the capture under way, captureFailures how many failed in a row.
 	capture         *capture
 	captureFailures int
-	busy            map[string]bool // slow steps under way, by name
-	steps           sync.WaitGroup
+	// lastDisk is what was stored of the disk last, and what is remembered of that.
+	lastDisk chunk.Stored
+	busy     map[string]bool // slow steps under way, by name
+	steps    sync.WaitGroup
 
 	// published is what the recovery point refers to, as far as this Worker knows; for the save step alone.
 	published chunk.Stored

@@ -111,12 +111,24 @@ func (c *computer) takeCapture(ctx context.Context, captureID string) error {
 	if err != nil {
 		return fmt.Errorf("read platform: %w", err)
 	}
-	if err := c.w.cfg.Runtime.Freeze(ctx, c.id, disk, memory); err != nil {
+	disks, err := c.storeDisk(ctx, disk)
+	if err != nil {
+		return err
+	}
+	defer disks.end()
+	memories, err := c.beginStoring(ctx, chunk.Source{Dir: memory})
+	if err != nil {
+		return err
+	}
+	defer memories.end()
+	err = c.w.cfg.Runtime.Freeze(ctx, c.id, disk, memory)
+	_, _ = disks.written(err), memories.written(err)
+	if err != nil {
 		return err
 	}
 	frozen := time.Now()
 	req := &workerpb.PublishCaptureRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch, CaptureId: captureID, Platform: string(platform)}
-	store := func() error { return c.storeCapture(ctx, req, disk, memory) }
+	store := func() error { return c.storeCapture(ctx, req, disks, memories) }
 	if err := c.insist(ctx, "store capture", store); err != nil {
 		return err
 	}
@@ -125,10 +137,9 @@ func (c *computer) takeCapture(ctx context.Context, captureID string) error {
 	return c.insist(ctx, "publish capture", func() error {
 		resp, err := c.w.cfg.Server.PublishCapture(ctx, req)
 		for try := 0; err == nil && len(resp.GetRetired()) > 0 && try < publishTries; try++ {
-			if err = c.retire(resp.GetRetired()); err == nil {
-				err = c.insist(ctx, "store capture", store)
-			}
-			if err == nil {
+			disks.retire(resp.GetRetired())
+			memories.retire(resp.GetRetired())
+			if err = c.insist(ctx, "store capture", store); err == nil {
 				resp, err = c.w.cfg.Server.PublishCapture(ctx, req)
 			}
 		}
@@ -144,26 +155,14 @@ func (c *computer) takeCapture(ctx context.Context, captureID string) error {
 	})
 }
 
-// retire takes note of names that may not be used.
-func (c *computer) retire(names []string) error {
-	space, err := c.w.cfg.Vault.Space(c.environment())
-	if err == nil {
-		space.Retire(names...)
-	}
-	return err
-}
-
-func (c *computer) storeCapture(ctx context.Context, req *workerpb.PublishCaptureRequest, disk, memory string) error {
-	space, err := c.w.cfg.Vault.Space(c.environment())
+func (c *computer) storeCapture(ctx context.Context, req *workerpb.PublishCaptureRequest, disk, memory *storing) error {
+	stored, err := disk.get(ctx)
 	if err != nil {
 		return err
 	}
-	stored, err := space.Store(ctx, disk)
-	if err != nil {
-		return err
-	}
+	c.keepStored(stored)
 	req.DiskReferences, req.DiskManifest, req.DiskSizeBytes, req.DiskStoredBytes = stored.References, stored.Manifest, stored.Stats.Bytes, stored.Stats.StoredBytes
-	if stored, err = space.Store(ctx, memory); err != nil {
+	if stored, err = memory.get(ctx); err != nil {
 		return err
 	}
 	req.MemoryReferences, req.MemoryManifest, req.MemorySizeBytes, req.MemoryStoredBytes = stored.References, stored.Manifest, stored.Stats.Bytes, stored.Stats.StoredBytes

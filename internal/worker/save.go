@@ -61,18 +61,20 @@ func (c *computer) save(ctx context.Context, saveID string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
-	if err := c.w.cfg.Runtime.SaveDisk(ctx, c.id, dir); err != nil {
-		return fmt.Errorf("capture disk: %w", err)
-	}
-	space, err := c.w.cfg.Vault.Space(c.environment())
+	disk, err := c.storeDisk(ctx, dir)
 	if err != nil {
 		return err
 	}
+	defer disk.end()
+	if err := disk.written(c.w.cfg.Runtime.SaveDisk(ctx, c.id, dir)); err != nil {
+		return fmt.Errorf("capture disk: %w", err)
+	}
 	for range publishTries {
-		stored, err := space.Store(ctx, dir)
+		stored, err := disk.get(ctx)
 		if err != nil {
 			return fmt.Errorf("store save: %w", err)
 		}
+		c.keepStored(stored)
 		retired, err := c.publish(ctx, saveID, stored)
 		if err != nil {
 			return fmt.Errorf("publish save: %w", err)
@@ -80,7 +82,7 @@ func (c *computer) save(ctx context.Context, saveID string) error {
 		if len(retired) == 0 {
 			return nil
 		}
-		space.Retire(retired...)
+		disk.retire(retired)
 	}
 	return fmt.Errorf("publish save: objects that it needs were removed %d times", publishTries)
 }

@@ -48,7 +48,7 @@ func BenchmarkStore(b *testing.B) {
 				b.StopTimer()
 				s, _ := setup(b)
 				b.StartTimer()
-				stored, err := s.storeWith(context.Background(), dir, r)
+				stored, err := s.storeWith(context.Background(), Source{Dir: dir}, r)
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -69,7 +69,7 @@ func BenchmarkStoreChanged(b *testing.B) {
 				data := memory(benchBytes)
 				write(b, filepath.Join(dir, "pages"), data)
 				s, _ := setup(b)
-				if _, err := s.storeWith(context.Background(), dir, r); err != nil {
+				if _, err := s.storeWith(context.Background(), Source{Dir: dir}, r); err != nil {
 					b.Fatal(err)
 				}
 				b.SetBytes(benchBytes)
@@ -82,7 +82,7 @@ func BenchmarkStoreChanged(b *testing.B) {
 					}
 					write(b, filepath.Join(dir, "pages"), data)
 					b.StartTimer()
-					stored, err := s.storeWith(context.Background(), dir, r)
+					stored, err := s.storeWith(context.Background(), Source{Dir: dir}, r)
 					if err != nil {
 						b.Fatal(err)
 					}

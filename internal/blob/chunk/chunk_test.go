@@ -337,7 +337,7 @@ func TestCutsKeepTheirBounds(t *testing.T) {
 				back, sizes = append(back, make([]byte, n)...), append(sizes, -int(n))
 				return nil
 			},
-			data: func(p []byte) error {
+			data: func(p []byte, _ bool) error {
 				if len(p) == 0 || len(p) > r.max {
 					t.Errorf("piece of %d bytes", len(p))
 				}

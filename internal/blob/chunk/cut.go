@@ -32,8 +32,9 @@ var (
 // without being read.
 type cutter struct {
 	rules rules
-	// data and zero receive the pieces in order. data owns its argument; buffer gives the next empty one.
-	data   func(piece []byte) error
+	// data and zero receive the pieces in order. data owns its argument; buffer gives the next empty one. whole says that
+	// the bytes of the piece alone decided where it ends, not what follows them.
+	data   func(piece []byte, whole bool) error
 	zero   func(size int64) error
 	buffer func() []byte
 
@@ -56,10 +57,13 @@ func (c *cutter) page(p []byte) error {
 	c.buf = append(c.buf, p...)
 	c.tail = 0
 	if len(c.buf) >= c.rules.min && crc32.Checksum(p, castagnoli)&c.rules.mask == c.rules.mask || len(c.buf) >= c.rules.max {
-		return c.endData()
+		return c.endData(true)
 	}
 	return nil
 }
+
+// fresh tells that a piece has just ended: where the next one ends depends on nothing before.
+func (c *cutter) fresh() bool { return len(c.buf) == 0 && c.zeros == 0 }
 
 func (c *cutter) zeroPage(n int) error {
 	if c.zeros > 0 {
@@ -75,7 +79,7 @@ func (c *cutter) zeroPage(n int) error {
 		return c.beginZeros()
 	}
 	if len(c.buf) >= c.rules.max {
-		return c.endData()
+		return c.endData(true)
 	}
 	return nil
 }
@@ -96,7 +100,7 @@ func (c *cutter) beginZeros() error {
 	run := c.tail
 	c.buf, c.tail = c.buf[:len(c.buf)-run], 0
 	if len(c.buf) > 0 {
-		if err := c.endData(); err != nil {
+		if err := c.endData(false); err != nil {
 			return err
 		}
 	}
@@ -113,10 +117,10 @@ func (c *cutter) endZeros() error {
 	return c.zero(n)
 }
 
-func (c *cutter) endData() error {
+func (c *cutter) endData(whole bool) error {
 	piece := c.buf
 	c.buf, c.tail = nil, 0
-	return c.data(piece)
+	return c.data(piece, whole)
 }
 
 // end gives out what is left of the file.
@@ -125,7 +129,7 @@ func (c *cutter) end() error {
 		return err
 	}
 	if len(c.buf) > 0 {
-		return c.endData()
+		return c.endData(false)
 	}
 	return nil
 }

@@ -201,7 +201,8 @@ func (sp *Space) fetchPiece(ctx context.Context, c *codec, reference string, siz
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrUnreadable, key, err)
 	}
-	if digest, _, _ := strings.Cut(reference, "-"); int64(len(plain)) != size || k.digest(plain) != digest {
+	have := k.digest(plain)
+	if digest, _, _ := strings.Cut(reference, "-"); int64(len(plain)) != size || hex.EncodeToString(have[:]) != digest {
 		return nil, fmt.Errorf("%w: %s does not hold the %d bytes that it should", ErrUnreadable, key, size)
 	}
 	return plain, nil

@@ -6,7 +6,6 @@ import (
 	"crypto/cipher"
 	"crypto/hmac"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"regexp"
@@ -68,10 +67,11 @@ func (k *keys) aead(key string) (cipher.AEAD, error) {
 }
 
 // digest names a piece.
-func (k *keys) digest(piece []byte) string {
+func (k *keys) digest(piece []byte) (digest [sha256.Size]byte) {
 	mac := hmac.New(sha256.New, k.names)
 	mac.Write(piece)
-	return hex.EncodeToString(mac.Sum(nil))
+	mac.Sum(digest[:0])
+	return digest
 }
 
 // seal gives the stored form of plain: head, then plain compressed and encrypted for the object key, which head belongs

@@ -3,9 +3,9 @@ package chunk
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -14,7 +14,6 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"helmr.dev/helmr/internal/blob"
 )
@@ -40,6 +39,22 @@ type Stored struct {
 	// References are all that the manifest refers to, each once, sorted.
 	References []string
 	Stats      Stats
+
+	memo memo // of a Source with Remember
+}
+
+// Source says what is to be stored, and how.
+type Source struct {
+	Dir string
+	// Growing is the name of a file in Dir that is still being written, by appending alone, and Written is closed once all of
+	// Dir is there. Reading begins before. Both are left out for a folder that is there as a whole.
+	Growing string
+	Written <-chan struct{}
+	// Before is what was stored of an earlier state of the folder: what it remembers of pieces that are still there need not be
+	// found out again. It makes no difference for what is stored.
+	Before Stored
+	// Remember has the result remember its pieces, to be the Before of another Store of this process.
+	Remember bool
 }
 
 // Beyond gives what s refers to and base does not.
@@ -62,26 +77,31 @@ func (s Stored) Beyond(base Stored) []string {
 // nothing. What was stored may be relied on only after its manifest and references were published: until then they may be
 // removed.
 func (sp *Space) Store(ctx context.Context, dir string) (Stored, error) {
-	stored, err := sp.storeWith(ctx, dir, standard)
+	return sp.StoreFrom(ctx, Source{Dir: dir})
+}
+
+// StoreFrom is Store of a Source.
+func (sp *Space) StoreFrom(ctx context.Context, src Source) (Stored, error) {
+	stored, err := sp.storeWith(ctx, src, standard)
 	if err != nil {
-		return Stored{}, fmt.Errorf("save folder %s: %w", dir, err)
+		return Stored{}, fmt.Errorf("save folder %s: %w", src.Dir, err)
 	}
 	return stored, nil
 }
 
-func (sp *Space) storeWith(ctx context.Context, dir string, r rules) (Stored, error) {
-	entries, err := scan(dir)
-	if err != nil {
-		return Stored{}, err
-	}
+func (sp *Space) storeWith(ctx context.Context, src Source, r rules) (Stored, error) {
 	c, err := newCodec()
 	if err != nil {
 		return Stored{}, err
 	}
 	defer c.close()
-	st := &storer{space: sp, keys: &sp.keys[0], codec: c, rules: r, batch: sp.store.Batch(), taken: map[string]bool{}}
+	st := &storer{space: sp, keys: &sp.keys[0], codec: c, rules: r, batch: sp.store.Batch(), before: src.Before.memo, taken: map[string]bool{}}
+	if src.Remember {
+		st.memo = memo{}
+	}
 	defer st.batch.Discard()
-	if err := st.files(ctx, dir, entries); err != nil {
+	entries, err := st.folder(ctx, src)
+	if err != nil {
 		return Stored{}, err
 	}
 	if err := st.batch.Commit(ctx); err != nil {
@@ -91,7 +111,7 @@ func (sp *Space) storeWith(ctx context.Context, dir string, r rules) (Stored, er
 		sp.store.Remember(sp.chunkKey(reference))
 	}
 	m := &manifest{Version: manifestVersion, Entries: entries}
-	out := Stored{References: m.references()}
+	out := Stored{References: m.references(), memo: st.memo.bounded()}
 	var size int64
 	if out.Manifest, size, err = sp.putManifest(ctx, c, m, out.References); err != nil {
 		return Stored{}, err
@@ -134,11 +154,13 @@ func scan(dir string) ([]*entry, error) {
 
 // storer is one run of Store.
 type storer struct {
-	space *Space
-	keys  *keys
-	codec *codec
-	rules rules
-	batch *blob.Batch
+	space  *Space
+	keys   *keys
+	codec  *codec
+	rules  rules
+	batch  *blob.Batch
+	before memo // what is remembered
+	memo   memo // what is to be remembered; nil for nothing
 
 	mu    sync.Mutex
 	taken map[string]bool // references that this run has looked at
@@ -151,61 +173,68 @@ type storer struct {
 	storedBytes atomic.Int64
 }
 
-// files cuts all files in order, in this goroutine, and works on their pieces in others.
-func (st *storer) files(ctx context.Context, dir string, entries []*entry) error {
+// folder cuts all files, one after the other in this goroutine, and works on their pieces in others.
+func (st *storer) folder(ctx context.Context, src Source) (entries []*entry, err error) {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallel)
-	err := func() error {
-		for _, e := range entries {
-			if e.Dir {
-				continue
+	defer func() {
+		// A failed piece is the cause of the cutter's own end, so it is named first.
+		if werr := group.Wait(); werr != nil {
+			err = werr
+		}
+	}()
+	growing, err := st.growing(ctx, group, src)
+	if err != nil {
+		return nil, err
+	}
+	if entries, err = scan(src.Dir); err != nil {
+		return nil, err
+	}
+	for i, e := range entries {
+		if growing != nil && e.Path == growing.Path {
+			growing.Mode, entries[i] = e.Mode, growing
+			if growing.Size != e.Size {
+				return nil, fmt.Errorf("%s: it was written to after its end", e.Path)
 			}
-			if err := st.file(ctx, group, filepath.Join(dir, filepath.FromSlash(e.Path)), e); err != nil {
-				return fmt.Errorf("%s: %w", e.Path, err)
+		} else if !e.Dir {
+			if err := st.file(ctx, group, src.Dir, e); err != nil {
+				return nil, err
 			}
 		}
-		return nil
-	}()
-	// A failed piece is the cause of the cutter's own end, so it is named first.
-	if werr := group.Wait(); werr != nil {
-		return werr
 	}
-	return err
+	return entries, nil
 }
 
-func (st *storer) file(ctx context.Context, group *errgroup.Group, path string, e *entry) error {
-	f, err := os.Open(path)
+// growing cuts the file that is still being written, until all of the folder is there. It gives nothing if there is no such file.
+func (st *storer) growing(ctx context.Context, group *errgroup.Group, src Source) (*entry, error) {
+	if src.Written == nil {
+		return nil, nil
+	}
+	f, err := awaitFile(ctx, filepath.Join(src.Dir, src.Growing), src.Written)
+	if f == nil || err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	e := &entry{Path: src.Growing}
+	in := &input{f: f, written: src.Written}
+	if err := st.walk(ctx, group, in, e); err != nil {
+		return nil, fmt.Errorf("%s: %w", e.Path, err)
+	}
+	e.Size = in.size
+	return e, nil
+}
+
+func (st *storer) file(ctx context.Context, group *errgroup.Group, dir string, e *entry) error {
+	f, err := os.Open(filepath.Join(dir, filepath.FromSlash(e.Path)))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	c := &cutter{
-		rules:  st.rules,
-		buffer: st.buffer,
-		zero: func(size int64) error {
-			e.Pieces = append(e.Pieces, &piece{Size: size})
-			st.zeroBytes += size
-			return nil
-		},
-		data: func(data []byte) error {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			p := &piece{Size: int64(len(data))}
-			e.Pieces = append(e.Pieces, p)
-			st.pieces++
-			group.Go(func() error {
-				defer st.buffers.Put(&data)
-				return st.piece(ctx, p, data)
-			})
-			return nil
-		},
-	}
-	if err := cutFile(f, e.Size, c); err != nil {
-		return err
+	if err := st.walk(ctx, group, &input{f: f, size: e.Size, final: true}, e); err != nil {
+		return fmt.Errorf("%s: %w", e.Path, err)
 	}
 	if info, err := f.Stat(); err != nil || info.Size() != e.Size {
-		return errors.Join(errors.New("the file changed while it was saved"), err)
+		return errors.Join(fmt.Errorf("%s: the file changed while it was saved", e.Path), err)
 	}
 	return nil
 }
@@ -217,61 +246,40 @@ func (st *storer) buffer() []byte {
 	return make([]byte, 0, st.rules.max+pageSize)
 }
 
-// cutFile feeds size bytes of f to c, holes without reading them.
-func cutFile(f *os.File, size int64, c *cutter) error {
-	block := make([]byte, 64*pageSize)
-	for at := int64(0); at < size; {
-		start, end := dataAt(f, at, size)
-		if err := c.hole(start - at); err != nil {
-			return err
-		}
-		for at = start; at < end; {
-			n := int(min(int64(len(block)), end-at))
-			if _, err := f.ReadAt(block[:n], at); err != nil {
-				if errors.Is(err, io.EOF) {
-					return errors.New("the file became shorter while it was saved")
-				}
-				return err
-			}
-			for i := 0; i < n; i += pageSize {
-				if err := c.page(block[i:min(i+pageSize, n)]); err != nil {
-					return err
-				}
-			}
-			at += int64(n)
-		}
+// has tells whether the store has a piece, or will have once this run has ended well.
+func (st *storer) has(ctx context.Context, reference string) (bool, error) {
+	st.mu.Lock()
+	again := st.taken[reference]
+	st.mu.Unlock()
+	store, key := st.space.store, st.space.chunkKey(reference)
+	if again || store.Remembers(key) {
+		return true, nil
 	}
-	return c.end()
+	size, found, err := store.Size(ctx, key)
+	return found && size >= sealBytes, err
 }
 
-// dataAt gives the next part of f from at on that has data, widened to whole pages; start is size if there is none. A
-// file system that knows no holes makes everything data.
-func dataAt(f *os.File, at, size int64) (start, end int64) {
-	start, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
-	if errors.Is(err, unix.ENXIO) {
-		return size, size
-	}
-	if err != nil {
-		return at, size
-	}
-	end, err = unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE)
-	if err != nil {
-		return at, size
-	}
-	start = max(at, start/pageSize*pageSize)
-	end = (end + pageSize - 1) / pageSize * pageSize
-	return min(start, size), min(end, size)
+// take notes that the manifest refers to a piece. It gives false for one that this run has noted before.
+func (st *storer) take(reference string) bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	again := st.taken[reference]
+	st.taken[reference] = true
+	return !again
 }
 
 // piece names a piece by its digest and stores it unless it is there.
-func (st *storer) piece(ctx context.Context, p *piece, data []byte) error {
-	p.Reference = st.space.reference(st.keys.digest(data))
-	st.mu.Lock()
-	again := st.taken[p.Reference]
-	st.taken[p.Reference] = true
-	st.mu.Unlock()
+func (st *storer) piece(ctx context.Context, p *piece, k *known, data []byte) error {
+	digest := st.keys.digest(data)
+	if st.memo != nil {
+		k.remember(st.space.prints, digest, data)
+	}
+	p.Reference = st.space.reference(hex.EncodeToString(digest[:]))
+	if !st.take(p.Reference) {
+		return nil
+	}
 	store, key := st.space.store, st.space.chunkKey(p.Reference)
-	if again || store.Remembers(key) {
+	if store.Remembers(key) {
 		return nil
 	}
 	size, found, err := store.Size(ctx, key)

@@ -14,8 +14,9 @@ const KeyBytes = 32
 
 // Vault is what one installation keeps in a blob store. It is safe for concurrent use.
 type Vault struct {
-	store *blob.Store
-	roots [][]byte // the present one first
+	store  *blob.Store
+	roots  [][]byte // the present one first
+	prints *prints
 
 	mu sync.Mutex
 	// spaces is guarded by mu.
@@ -26,6 +27,10 @@ type Vault struct {
 // stored under one of the previous keys is still read; everything new is stored under key.
 func NewVault(s *blob.Store, key []byte, previous ...[]byte) (*Vault, error) {
 	v := &Vault{store: s, spaces: map[string]*Space{}}
+	var err error
+	if v.prints, err = newPrints(); err != nil {
+		return nil, err
+	}
 	for _, k := range append([][]byte{key}, previous...) {
 		if len(k) != KeyBytes {
 			return nil, fmt.Errorf("a checkpoint encryption key has %d bytes instead of %d", len(k), KeyBytes)
@@ -40,6 +45,7 @@ type Space struct {
 	store       *blob.Store
 	environment string
 	keys        []keys // the present ones first
+	prints      *prints
 
 	mu sync.Mutex
 	// retired is, by digest of a piece, the highest number of its references that may not be used any more; guarded by mu.
@@ -53,7 +59,7 @@ func (v *Vault) Space(environmentID string) (*Space, error) {
 	if sp, ok := v.spaces[environmentID]; ok {
 		return sp, nil
 	}
-	sp := &Space{store: v.store, environment: environmentID, retired: map[string]int{}}
+	sp := &Space{store: v.store, environment: environmentID, prints: v.prints, retired: map[string]int{}}
 	for _, root := range v.roots {
 		k, err := deriveKeys(root, environmentID)
 		if err != nil {

@@ -214,6 +214,9 @@ func (h *harness) save(name string) {
 	if err := h.rt.SaveDisk(h.ctx, h.id, h.dir(name)); err != nil {
 		h.Fatalf("save disk: %v", err)
 	}
+	if _, err := os.Stat(filepath.Join(h.dir(name), sandbox.AppendedFile)); err != nil {
+		h.Fatal(err)
+	}
 }
 
 func saveAndRestore(h *harness) {
