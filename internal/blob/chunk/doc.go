@@ -7,6 +7,9 @@
 // rest would be stored again. Cuts lie between 4 KiB pages. Long runs of zero bytes are pieces of their own that are
 // only counted, never stored; holes of sparse files are not even read.
 //
+// A Store may begin while the folder is still being written, and take over what is remembered of an earlier state of it: a
+// piece with the same fingerprint is not cut and named again. The manifest is the same as without.
+//
 // A Vault is all of that under one installation's key, a Space the part of one Environment, with keys of its own. A piece
 // is "chunks/ENVIRONMENT/REFERENCE", compressed and then encrypted. Its reference is a keyed digest of its bytes: within
 // an Environment equal pieces are one object, while nobody without the key can tell what a piece holds or whether two
