@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"helmr.dev/helmr/internal/blob/blobtest"
@@ -41,6 +42,53 @@ func TestSpec_05_09_SavesAreRetriedWhileTheBlobStorageIsFull(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(filepath.Join(blobs, "blobs", "tmp")); err != nil || len(entries) > 0 {
 		t.Errorf("%d temporary files are left, %v", len(entries), err)
+	}
+}
+
+// TestSpec_07_13_ABucketOutlivesAWorker loses Workers with all of their folders: another one restores a disk from the bucket, and
+// another one resumes a hibernated Computer from it.
+func TestSpec_07_13_ABucketOutlivesAWorker(t *testing.T) {
+	t.Parallel()
+	s3 := blobtest.Start(t, "helmr")
+	c := installOn(t, "HELMR_BLOB_URL=s3://helmr/e2e", "HELMR_S3_ENDPOINT="+s3.Access.Endpoint, "HELMR_S3_ACCESS_KEY_ID="+s3.Access.AccessKeyID,
+		"HELMR_S3_SECRET_ACCESS_KEY="+s3.Access.SecretAccessKey, "HELMR_TEST_WORKERS_LOST_AFTER=6s")
+	c.startWorker()
+	c.program().login(c.info.URL, c.info.APIKey).run(t, "deploy", "testdata/project").ok(t)
+	r := c.create("counter", "write kept")
+	c.completed(r.SessionID, r.TurnID)
+	c.wantExit(c.sh(c.whereIs(r.SessionID).ID, "head -c 20000000 /dev/urandom >/work/big; sha256sum /work/big >/work/sum; rm /etc/debian_version"), 0)
+	c.completed(r.SessionID, c.enqueue(r.SessionID, "hello")) // a Save has them
+	c.program().login(c.info.URL, c.info.APIKey).run(t, "deploy", "testdata/hibernate").ok(t)
+	sleeper, first := c.asleep("look")
+
+	// As if the machine burned down: the program, its sandboxes and its folder are gone.
+	c.worker.signal(syscall.SIGKILL)
+	c.worker.wait()
+	clean := c.invoke("dev", "--data-dir", c.dir, "--clear")
+	if out, err := clean.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if err := os.RemoveAll(filepath.Join(c.dir, "worker")); err != nil {
+		t.Fatal(err)
+	}
+	two := filepath.Join(c.dir, "two", "worker") // where close looks
+	c.worker = c.process(append(c.workerSettings(), "HELMR_WORKER_NAME=two", "HELMR_WORKER_WORK_DIR="+two)...).start(t, "worker")
+	c.worker.says("worker registered")
+
+	second := c.again(sleeper, first, c.enqueue(sleeper, "look"))
+	c.residency(sleeper, "hibernated")
+	c.again(sleeper, second, c.enqueue(sleeper, "look"))
+	c.until("the Session is held", func() bool {
+		s, err := c.GetSession(context.Background(), r.SessionID)
+		return err == nil && len(s.Holds) == 1 && s.Holds[0].Reason == "computer_lost"
+	})
+	c.resume(r.SessionID)
+	if got := c.completed(r.SessionID, c.enqueue(r.SessionID, "hello")); got.Note == nil || *got.Note != "kept" || got.Inits != 2 || got.Recovery.Reason != "computer_lost" {
+		t.Errorf("restored: %+v", got)
+	}
+	c.wantExit(c.sh(c.whereIs(r.SessionID).ID, "sha256sum -c /work/sum && test ! -e /etc/debian_version"), 0)
+	if found, _ := filepath.Glob(filepath.Join(two, "computers", c.whereIs(r.SessionID).ID)); len(found) != 1 {
+		t.Error("the Computer is not on the other Worker")
 	}
 }
 
