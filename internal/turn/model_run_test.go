@@ -40,7 +40,7 @@ func TestModel(t *testing.T) {
 				_, err := own.computers.RegisterWorker(t.Context(), &workerpb.RegisterRequest{Name: "w1", Secret: strings.Repeat("s", 32), CpuMillis: 1 << 20, MemoryMib: 1 << 30, DiskMib: 1 << 40})
 				own.must(err)
 				own.clock.advance(time.Hour) // the rate bucket is full again
-				r := &run{w: &own, m: &model{now: db.Millis(own.clock.now())}, rng: rand.New(rand.NewPCG(seed, seed)), ops: map[string][]*queued{}, calm: seed%2 == 0}
+				r := &run{w: &own, m: &model{now: db.Millis(own.clock.now())}, rng: rand.New(rand.NewPCG(seed, seed)), ops: map[string][]*queued{}, calm: seed%2 == 0, sleepy: seed%3 != 0}
 				defer func() {
 					if t.Failed() {
 						t.Logf("HELMR_MODEL_SEED=%d repeats this; it went\n  %s", seed, strings.Join(r.trace[max(0, len(r.trace)-60):], "\n  "))
@@ -54,6 +54,7 @@ func TestModel(t *testing.T) {
 				}
 				r.verify()
 				r.verifyAll()
+				seen["hibernated"] += r.slept
 				for _, s := range r.m.sessions {
 					for _, line := range s.log {
 						kind, _, _ := strings.Cut(line, " ")
@@ -90,6 +91,10 @@ type run struct {
 	keys  int
 	// calm histories have few failures and controls, so that conversations get far; in the others little gets to its end.
 	calm bool
+	// sleepy histories are of Agents that hibernate. captured is the guest's part of a memory, slept counts them.
+	sleepy   bool
+	captured map[string]*proc
+	slept    int
 }
 
 // queued is an operation on its way. want is what it is answered once it was applied; "?" is not checked.
@@ -118,18 +123,31 @@ func (r *run) agree(what, got, want string) {
 
 func (r *run) step() {
 	live := slices.DeleteFunc(slices.Clone(r.m.sessions), func(s *mSession) bool { return s.released })
-	if len(live) == 0 || (len(live) < 6 && r.chance(6)) {
+	most := 6
+	if r.sleepy {
+		most = 2
+	}
+	if len(live) == 0 || (len(live) < most && r.chance(6)) {
 		r.create()
 		return
 	}
 	if !r.m.placed {
 		if slices.ContainsFunc(live, (*mSession).runnable) && r.chance(60) {
-			r.note("place")
-			r.h = r.w.place(live[0].id)
-			r.m.placed = true
+			r.place(live[0])
 			return
 		}
 		r.client(pick(r, live))
+		return
+	}
+	switch {
+	case r.h.capture != "":
+		r.frozen()
+		return
+	case r.m.resuming && r.chance(10):
+		r.lose()
+		return
+	case r.sleepy && r.m.quiet() && !r.m.saving && len(r.m.covered)+len(r.m.waiting) == 0 && r.chance(40):
+		r.doze()
 		return
 	}
 	switch n := r.rng.IntN(100); {
@@ -162,12 +180,7 @@ func (r *run) step() {
 	case r.calm && r.chance(80):
 		r.exchange(true)
 	default:
-		r.note("the Computer is lost")
-		r.h.phase = workerpb.Phase_PHASE_LOST
-		r.h.exchange()
-		r.h = nil
-		clear(r.ops)
-		r.m.lose()
+		r.lose()
 	}
 }
 
@@ -194,7 +207,11 @@ func (r *run) time() {
 }
 
 func (r *run) create() {
-	if r.m.placed && len(r.m.sessions) > 0 && r.chance(30) {
+	children := 30
+	if r.sleepy {
+		children = 5 // they never hibernate here
+	}
+	if r.m.placed && len(r.m.sessions) > 0 && r.chance(children) {
 		open := slices.DeleteFunc(slices.Clone(r.m.sessions), func(s *mSession) bool { return s.status != "open" })
 		if len(open) > 0 {
 			parent := pick(r, open)
@@ -208,6 +225,9 @@ func (r *run) create() {
 	req := api.SessionCreateRequest{Agent: pick(r, []string{"echo", "quick"}), Input: text("x"), Key: pick(r, []string{"", "", "k1", "k2"})}
 	if req.Key != "" {
 		req.Key += r.w.t.Name() // of this history
+	}
+	if r.sleepy && r.chance(95) {
+		req.Agent = "sleepy"
 	}
 	if len(r.m.sessions) > 0 {
 		req.ComputerID = r.w.session(r.m.sessions[0].id).ComputerID
@@ -235,6 +255,9 @@ func (r *run) create() {
 	if req.Agent == "quick" {
 		s.closeAfter, s.deadline = time.Minute.Milliseconds(), 1000
 	}
+	if req.Agent == "sleepy" {
+		s.hibernateAfter = time.Minute.Milliseconds()
+	}
 	r.m.sessions = append(r.m.sessions, s)
 	r.admitted(s, receipt.TurnID, receipt.Sequence)
 }
@@ -247,6 +270,7 @@ func (r *run) admitted(s *mSession, turnID string, sequence int64) {
 		r.w.t.Fatalf("sequence %d, the model says %d", sequence, t.number)
 	}
 	r.m.settle(s)
+	r.m.want(s)
 }
 
 // key gives an idempotency key for some calls.
@@ -523,7 +547,8 @@ func (r *run) say(s *mSession, p *proc, o mOp) {
 
 // exchange makes one Exchange; told false means that its answer is lost.
 func (r *run) exchange(told bool) {
-	r.note("exchange, answer arrives: %v", told)
+	frozen := r.h.capture != ""
+	r.note("exchange, answer arrives: %v, frozen: %v", told, frozen)
 	var killed []*mSession
 	for _, s := range r.m.sessions {
 		for _, q := range r.ops[s.id] {
@@ -536,12 +561,16 @@ func (r *run) exchange(told bool) {
 			}
 		}
 	}
+	r.m.runs()
 	for _, s := range r.m.sessions {
-		if r.m.reconcile(s, told) && !s.p.dead {
+		if !frozen && r.m.reconcile(s, told) && !s.p.dead {
 			killed = append(killed, s)
 		}
 	}
-	r.m.disk(told)
+	ordered := r.m.hibernate(told, frozen)
+	if !ordered {
+		r.m.disk(told)
+	}
 	if !told {
 		r.h.lose()
 		return
@@ -563,6 +592,9 @@ func (r *run) exchange(told bool) {
 		r.note("process %d of %s was killed", p.epoch, short(s.id))
 		s.p.dead = true
 		r.ops[s.id] = append(r.ops[s.id], &queued{p: p, seq: p.next - 1, op: mOp{typ: "exited"}})
+	}
+	if (r.h.capture != "") != ordered {
+		r.w.t.Fatalf("a capture is ordered: %v, the model says %v", r.h.capture != "", ordered)
 	}
 	if (r.h.save != nil) != r.m.saving {
 		r.w.t.Fatalf("a Save is being captured: %v, the model says %v", r.h.save != nil, r.m.saving)

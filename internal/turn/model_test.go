@@ -14,6 +14,7 @@ type model struct {
 	saving   bool     // the Worker captures a Save
 	covered  []*mTurn // the Turns of the Save whose capture has begun
 	waiting  []*mTurn // Turns whose Save has not begun
+	mSleep
 }
 
 type mSession struct {
@@ -22,6 +23,7 @@ type mSession struct {
 	key                  string
 	status               string
 	closeAfter, deadline int64 // ms; 0: none
+	hibernateAfter       int64 // ms; 0: never
 	holds                []*mHold
 	turns                []*mTurn
 	p                    *mProcess
@@ -233,8 +235,12 @@ func (m *model) resume(s *mSession, holdID string) string {
 	}
 	s.holds = slices.Delete(s.holds, i, i+1)
 	s.emit("session.resume %s", holdID)
-	m.settle(s)
-	m.eachBelow(s, m.settle)
+	settle := func(s *mSession) {
+		m.settle(s)
+		m.want(s)
+	}
+	settle(s)
+	m.eachBelow(s, settle)
 	return ""
 }
 
@@ -334,6 +340,9 @@ func (m *model) settle(s *mSession) {
 	}
 	if s.terminal() {
 		s.idleSince = -1
+		if s.p != nil && m.hibernated {
+			m.unpark(s)
+		}
 		if s.p != nil && !s.busy() {
 			s.p.stopFor(map[string]string{"closed": "closed", "cancelled": "cancelled"}[s.status], m.now)
 		}
@@ -634,28 +643,6 @@ func (m *model) publish() {
 		}
 	}
 	m.saving, m.covered = false, nil
-}
-
-func (m *model) lose() {
-	for _, s := range m.sessions {
-		if s.released {
-			continue
-		}
-		unfinished := s.head() != nil
-		if s.busy() {
-			m.end(s, "interrupted", "computer_lost", true)
-		} else if unfinished && s.head().status == "finalizing" {
-			m.end(s, "interrupted", "save_lost", true)
-		}
-		had := s.p != nil && s.initialised
-		s.p = nil
-		if !s.terminal() && (unfinished || had) {
-			m.hold(s, "computer_lost")
-		}
-		s.recovery = "computer_lost"
-		m.settle(s)
-	}
-	m.placed, m.saving, m.covered, m.waiting = false, false, nil, nil
 }
 
 func (m *model) deadlines() {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
+	"strconv"
 	"strings"
 
 	"helmr.dev/helmr/client/api"
@@ -17,6 +18,12 @@ func (r *run) verify() {
 	r.w.run("turn.closing")
 	r.w.run("turn.closing")
 	r.m.parents()
+	if len(r.m.sessions) > 0 {
+		residency := r.w.computer(r.w.session(r.m.sessions[0].id).ComputerID).Residency
+		for state, is := range map[string]bool{"hibernating": r.m.capturing, "hibernated": r.m.hibernated, "resuming": r.m.resuming} {
+			r.agree(state, strconv.FormatBool(residency == state), strconv.FormatBool(is))
+		}
+	}
 	for _, s := range r.m.sessions {
 		r.verifyEvents(s)
 		v := r.w.session(s.id)
