@@ -1,7 +1,6 @@
 package blob
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -80,13 +79,13 @@ func (f *folder) sweep(before time.Time) {
 
 func (f *folder) path(key string) string { return filepath.Join(f.root, filepath.FromSlash(key)) }
 
-// write puts the content of r into a new temporary file, which is not synced. On failure no file stays.
-func (f *folder) write(ctx context.Context, r io.Reader) (tmp *os.File, err error) {
+// write puts what fill writes into a new temporary file, which is not synced. On failure no file stays.
+func (f *folder) write(fill func(w io.Writer) error) (tmp *os.File, err error) {
 	tmp, err = os.CreateTemp(filepath.Join(f.root, tmpFolder), "put-*")
 	if err != nil {
 		return nil, noSpace(err)
 	}
-	if _, err := io.Copy(tmp, &ctxReader{ctx, r}); err != nil {
+	if err := fill(tmp); err != nil {
 		_ = tmp.Close()
 		_ = os.Remove(tmp.Name())
 		return nil, noSpace(err)
@@ -127,7 +126,10 @@ func (f *folder) mkdir(dir string) error {
 }
 
 func (f *folder) put(ctx context.Context, key string, r io.Reader) error {
-	tmp, err := f.write(ctx, r)
+	tmp, err := f.write(func(w io.Writer) error {
+		_, err := io.Copy(w, &ctxReader{ctx, r})
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -233,7 +235,13 @@ type writtenFile struct {
 type stagedFile struct{ tmp, key string }
 
 func (b *folderBatch) put(ctx context.Context, key string, data []byte) error {
-	tmp, err := b.f.write(ctx, bytes.NewReader(data))
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	tmp, err := b.f.write(func(w io.Writer) error {
+		_, err := w.Write(data)
+		return err
+	})
 	if err != nil {
 		return err
 	}

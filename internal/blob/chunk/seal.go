@@ -6,6 +6,7 @@ import (
 	"crypto/cipher"
 	"crypto/hmac"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"regexp"
@@ -35,7 +36,7 @@ type codec struct {
 }
 
 func newCodec() (*codec, error) {
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(parallel))
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(parallel), zstd.WithEncoderCRC(false)) // the encryption tells what was changed
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +83,60 @@ func (c *codec) seal(k *keys, key string, head, plain, scratch, out []byte) ([]b
 		return nil, err
 	}
 	out = append(out[:0], head...)
-	return aead.Seal(out, nil, c.enc.EncodeAll(plain, scratch[:0]), bound(key, head)), nil
+	return aead.Seal(out, nil, c.pack(plain, scratch[:0]), bound(key, head)), nil
+}
+
+// pack compresses plain, or only frames it if that looks useless.
+func (c *codec) pack(plain, out []byte) []byte {
+	if !noisy(plain) {
+		return c.enc.EncodeAll(plain, out)
+	}
+	// A frame of zstd in one segment, with its size and blocks of bytes as they are.
+	out = append(out, 0x28, 0xb5, 0x2f, 0xfd, 0xa0)
+	out = binary.LittleEndian.AppendUint32(out, uint32(len(plain)))
+	for len(plain) > 0 {
+		n, last := len(plain), uint32(1)
+		if n > maxBlock {
+			n, last = maxBlock, 0
+		}
+		head := uint32(n)<<3 | last
+		out = append(append(out, byte(head), byte(head>>8), byte(head>>16)), plain[:n]...)
+		plain = plain[n:]
+	}
+	return out
+}
+
+const (
+	// maxBlock is the largest block of zstd.
+	maxBlock = 128 << 10
+	// samples are looked at to tell noise, each of sampleBytes.
+	samples     = 8
+	sampleBytes = 1 << 10
+)
+
+// noisy tells whether a piece looks as if it cannot be compressed: its bytes are encrypted, compressed, or random. In samples of
+// these the sum of the squares of how often each byte occurs is near its mean, n + n*n/256; text has several times that. Bytes
+// that repeat far apart are not seen.
+func noisy(piece []byte) bool {
+	if len(piece) < 2*samples*sampleBytes {
+		return false
+	}
+	for i := range samples {
+		at := i * (len(piece) - sampleBytes) / (samples - 1)
+		var count [256]int
+		for _, b := range piece[at : at+sampleBytes] {
+			count[b]++
+		}
+		sum := 0
+		for _, n := range count {
+			sum += n * n
+		}
+		// The standard deviation is some 90.
+		if sum > sampleBytes+sampleBytes*sampleBytes/256+500 {
+			return false
+		}
+	}
+	return true
 }
 
 // open gives back what seal was given. head is the first bytes of stored, already taken apart.

@@ -3,6 +3,7 @@ package chunk
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"io/fs"
@@ -202,5 +203,44 @@ func TestRetiredReferencesAreNotUsedAgain(t *testing.T) {
 		}
 		same(t, s, stored.Manifest, dir)
 		s.Retire(stored.References...)
+	}
+}
+
+// TestNoiseIsOnlyFramed: what cannot be compressed is told from what can, and both are read back.
+func TestNoiseIsOnlyFramed(t *testing.T) {
+	t.Parallel()
+	c, err := newCodec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	half := noise(1, 400_000)
+	clear(half[200_000:])
+	text := bytes.Repeat([]byte("the quick brown fox "), 20_000)
+	var base64ed bytes.Buffer
+	_, _ = base64.NewEncoder(base64.StdEncoding, &base64ed).Write(noise(2, 300_000))
+	for name, of := range map[string]struct {
+		plain []byte
+		noisy bool
+	}{
+		"noise": {noise(3, 400_000), true}, "one block": {noise(3, maxBlock), true}, "a byte more": {noise(3, maxBlock+1), true}, "the largest": {noise(3, standard.max), true},
+		"half": {half, false}, "text": {text, false}, "base64": {base64ed.Bytes(), false}, "short": {noise(3, 100), false}, "nothing": {nil, false},
+	} {
+		if have := noisy(of.plain); have != of.noisy {
+			t.Errorf("%s: noisy %t", name, have)
+		}
+		packed := c.pack(of.plain, nil)
+		if of.noisy && len(packed) > len(of.plain)+64 {
+			t.Errorf("%s: %d bytes became %d", name, len(of.plain), len(packed))
+		}
+		back, err := c.dec.DecodeAll(packed, nil)
+		if err != nil || !bytes.Equal(back, of.plain) {
+			t.Errorf("%s: %d bytes became %d, %v", name, len(of.plain), len(back), err)
+		}
+	}
+	for seed := range uint64(2000) { // noise is hardly ever taken for something else
+		if !noisy(noise(seed, 2*samples*sampleBytes)) {
+			t.Errorf("noise %d is compressed", seed)
+		}
 	}
 }
