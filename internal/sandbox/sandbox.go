@@ -52,6 +52,9 @@ type Spec struct {
 	// MemoryFrom is the folder of memory that Freeze wrote; it holds the disk too. Excludes DiskFrom. It may be deleted
 	// once Start has returned.
 	MemoryFrom string
+	// MemoryReady returns when MemoryFrom is complete; nil when it is already. Start makes meanwhile what needs none of it.
+	// With its error Start fails.
+	MemoryReady func(context.Context) error
 }
 
 // Status is one sandbox that the runtime has a record of.

@@ -294,7 +294,7 @@ func (c *computer) startSandbox(ctx context.Context, spec *workerpb.ComputerSpec
 	if err != nil {
 		return err
 	}
-	err = cfg.Runtime.Start(ctx, sandbox.Spec{ID: c.id, NetNS: net, RootFS: rootfs, Args: []string{guestInside}, Env: environment(config), Dir: dir, DiskFrom: disk, MemoryFrom: from.memory,
+	err = cfg.Runtime.Start(ctx, sandbox.Spec{ID: c.id, NetNS: net, RootFS: rootfs, Args: []string{guestInside}, Env: environment(config), Dir: dir, DiskFrom: disk, MemoryFrom: from.memory, MemoryReady: from.ready,
 		Mounts: append(mounts, sandbox.Mount{Source: from.runtime, Destination: runtimeInside}, sandbox.Mount{Source: programs, Destination: programsInside},
 			sandbox.Mount{Source: filepath.Dir(c.socket()), Destination: socketInside}),
 		CPUMillis: spec.GetMilliCpu(), MemoryMiB: spec.GetMemoryMib(), DiskMiB: spec.GetDiskMib()})

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"helmr.dev/helmr/internal/blob/chunk"
 	"helmr.dev/helmr/internal/fault"
 	"helmr.dev/helmr/internal/sandbox"
@@ -231,12 +233,14 @@ var errMemory = errors.New("the memory cannot be restored")
 // restored is what a sandbox is resumed from.
 type restored struct {
 	memory, platform string
+	// ready returns when the memory is there.
+	ready func(context.Context) error
 	// runtime is the folder of the guest and the host program that the frozen processes have open.
 	runtime string
 }
 
-// fetchMemory puts everything in place that a resume needs.
-func (c *computer) fetchMemory(ctx context.Context, environmentID string, r *workerpb.Resume) (restored, error) {
+// fits tells what a sandbox is resumed from, if this Worker can do that.
+func (c *computer) fits(r *workerpb.Resume) (restored, error) {
 	out := restored{memory: filepath.Join(c.w.cfg.Dir, "tmp", c.id+"-memory"), platform: r.GetPlatform()}
 	runtime, folder, _ := strings.Cut(r.GetPlatform(), " ")
 	have, err := c.w.cfg.Runtime.Platform()
@@ -250,23 +254,28 @@ func (c *computer) fetchMemory(ctx context.Context, environmentID string, r *wor
 	if _, err := os.Stat(out.runtime); err != nil {
 		return out, fmt.Errorf("%w: it was captured with version %s of the guest, which this Worker does not have", errMemory, folder)
 	}
+	return out, nil
+}
+
+// fetchMemory puts everything in place that the processes of a resumed sandbox need.
+func (c *computer) fetchMemory(ctx context.Context, environmentID string, r *workerpb.Resume, dir string) error {
 	for _, digest := range r.GetProgramDigests() {
 		if err := c.w.assets.program(ctx, environmentID, digest); err != nil {
-			return out, err
+			return err
 		}
 	}
-	if err := os.RemoveAll(out.memory); err != nil {
-		return out, err
+	if err := os.RemoveAll(dir); err != nil {
+		return err
 	}
 	space, err := c.w.cfg.Vault.Space(environmentID)
 	if err != nil {
-		return out, err
+		return err
 	}
-	err = space.Restore(ctx, r.GetMemoryManifest(), out.memory)
+	err = space.Restore(ctx, r.GetMemoryManifest(), dir)
 	if errors.Is(err, chunk.ErrUnreadable) {
 		err = fmt.Errorf("%w: %w", errMemory, err)
 	}
-	return out, err
+	return err
 }
 
 // sandboxError is the failure of a sandbox itself, after everything that it needs was there.
@@ -297,18 +306,38 @@ func (c *computer) startOnce(ctx context.Context, spec *workerpb.ComputerSpec) e
 	}
 }
 
-// resume restores the sandbox from its memory.
+// resume restores the sandbox from its memory. While that is fetched, the sandbox is made.
 func (c *computer) resume(ctx context.Context, spec *workerpb.ComputerSpec) error {
 	began := time.Now()
-	from, err := c.fetchMemory(ctx, spec.GetEnvironmentId(), spec.GetResume())
+	from, err := c.fits(spec.GetResume())
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(from.memory) }()
-	fetched := time.Now()
-	if err := c.startSandbox(ctx, spec, from); err != nil {
+	fetched := make(chan struct{})
+	var at time.Time // guarded by fetched
+	from.ready = func(ctx context.Context) error {
+		select {
+		case <-fetched:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	// The failure that comes first is the cause, and ends the other.
+	both, ctx := errgroup.WithContext(ctx)
+	both.Go(func() error {
+		if err := c.fetchMemory(ctx, spec.GetEnvironmentId(), spec.GetResume(), from.memory); err != nil {
+			return err
+		}
+		at = time.Now()
+		close(fetched)
+		return nil
+	})
+	both.Go(func() error { return c.startSandbox(ctx, spec, from) })
+	if err := both.Wait(); err != nil {
 		return err
 	}
-	c.w.cfg.Log.Info("computer resumed", "computer", c.id, "fetch_ms", fetched.Sub(began).Milliseconds(), "restore_ms", time.Since(fetched).Milliseconds())
+	c.w.cfg.Log.Info("computer resumed", "computer", c.id, "fetch_ms", at.Sub(began).Milliseconds(), "restore_ms", time.Since(at).Milliseconds())
 	return nil
 }

@@ -26,9 +26,10 @@ const finishWithin = time.Minute
 // request is one line of input. The operations are those of runsc's commands of the same names, with the sandbox left running.
 type request struct {
 	ID      uint64 `json:"id"`
-	Op      string `json:"op"` // fscheckpoint, checkpoint, pause or resume
+	Op      string `json:"op"` // fscheckpoint, checkpoint, restore, pause or resume
 	Sandbox string `json:"sandbox"`
-	Dir     string `json:"dir"` // an empty folder, of the first two
+	Dir     string `json:"dir"`     // an empty folder, of the first two; what checkpoint wrote there, of the third
+	Network string `json:"network"` // of a sandbox that is restored, as runsc's flag has it
 }
 
 // answer is one line of output. Answers come in the order in which requests end.
@@ -95,6 +96,16 @@ func serve(root string, r request) (err error) {
 			return err
 		}
 		return c.Checkpoint(&config.Config{RootDir: root}, r.Dir, sandbox.CheckpointOpts{Compression: statefile.CompressionLevelNone, Resume: true})
+	case "restore": // of a sandbox that was created
+		c, err := container.Load(root, fullID(r.Sandbox), container.LoadOpts{Exact: true})
+		if err != nil {
+			return err
+		}
+		conf, err := configuration(root, r.Network)
+		if err != nil {
+			return err
+		}
+		return c.Restore(conf, r.Dir, false, false, nil)
 	case "pause", "resume":
 		c, err := container.Load(root, fullID(r.Sandbox), container.LoadOpts{Exact: true})
 		switch {
@@ -110,6 +121,16 @@ func serve(root string, r request) (err error) {
 		return nil
 	}
 	return errors.New("no such operation")
+}
+
+// configuration is what runsc has with these flags.
+func configuration(root, network string) (*config.Config, error) {
+	flags := flag.NewFlagSet("runsc", flag.ContinueOnError)
+	config.RegisterFlags(flags)
+	if err := flags.Parse([]string{"--root=" + root, "--platform=systrap", "--network=" + network}); err != nil {
+		return nil, err
+	}
+	return config.NewFromFlags(flags)
 }
 
 func fullID(id string) container.FullID { return container.FullID{SandboxID: id, ContainerID: id} }

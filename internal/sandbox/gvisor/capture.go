@@ -34,7 +34,7 @@ func (r *Runtime) Freeze(ctx context.Context, id, disk, memory string) (err erro
 	if err := r.records.save(rec); err != nil {
 		return err
 	}
-	err = r.control.do(ctx, "pause", rec.ID, "")
+	err = r.control.do(ctx, controlRequest{Op: "pause", Sandbox: rec.ID})
 	if err == nil {
 		err = r.capture(ctx, rec, disk, "fscheckpoint")
 	}
@@ -65,7 +65,7 @@ func (r *Runtime) Thaw(ctx context.Context, id string) (err error) {
 
 // thaw does not believe the record that nothing is frozen: a command of a Worker that was killed may have come late.
 func (r *Runtime) thaw(ctx context.Context, rec record) error {
-	if err := r.control.do(ctx, "resume", rec.ID, ""); err != nil {
+	if err := r.control.do(ctx, controlRequest{Op: "resume", Sandbox: rec.ID}); err != nil {
 		return err
 	}
 	rec.Frozen = false
@@ -110,7 +110,7 @@ func (r *Runtime) capture(ctx context.Context, rec record, dir, op string) error
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	if err := r.control.do(ctx, op, rec.ID, dir); err != nil {
+	if err := r.control.do(ctx, controlRequest{Op: op, Sandbox: rec.ID, Dir: dir}); err != nil {
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	return nil

@@ -41,6 +41,7 @@ type controlRequest struct {
 	Op      string `json:"op"`
 	Sandbox string `json:"sandbox"`
 	Dir     string `json:"dir,omitempty"`
+	Network string `json:"network,omitempty"`
 }
 
 type controlAnswer struct {
@@ -51,9 +52,10 @@ type controlAnswer struct {
 var errControlEnded = errors.New("runsc control ended")
 
 // do makes one request. When ctx ends first, the sandbox may still do what it was asked for.
-func (c *controller) do(ctx context.Context, op, id, dir string) error {
+func (c *controller) do(ctx context.Context, r controlRequest) error {
 	answer := make(chan error, 1)
-	if err := c.send(controlRequest{Op: op, Sandbox: id, Dir: dir}, answer); err != nil {
+	op := r.Op
+	if err := c.send(r, answer); err != nil {
 		return fmt.Errorf("runsc %s: %w", op, err)
 	}
 	select {

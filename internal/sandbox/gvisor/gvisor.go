@@ -184,21 +184,24 @@ func (r *Runtime) start(ctx context.Context, spec sandbox.Spec, rec record) erro
 		return err
 	}
 	pidFile := filepath.Join(spec.Dir, "pid")
-	args := []string{"run"}
+	args := []string{"run", "-detach"}
 	switch {
 	case spec.MemoryFrom != "":
-		args = []string{"restore", "-image-path=" + spec.MemoryFrom}
+		args = []string{"create"} // and restored below
 	case spec.DiskFrom != "":
 		args = append(args, "-fs-restore-image-path="+spec.DiskFrom)
 	}
 	err = r.runsc(ctx, call{
 		global:  []string{"--panic-log=" + panicLog(spec.Dir)},
-		network: spec.NetNS != "",
-		args:    append(args, "-detach", "-bundle="+bundle, "-pid-file="+pidFile, spec.ID),
+		network: network(spec),
+		args:    append(args, "-bundle="+bundle, "-pid-file="+pidFile, spec.ID),
 		log:     filepath.Join(spec.Dir, "start.log"),
 		extra:   []*os.File{rootfs},
 		stderr:  console,
 	})
+	if err == nil && spec.MemoryFrom != "" {
+		err = r.restore(ctx, spec)
+	}
 	if err != nil {
 		// When gVisor's kernel crashed, runsc itself only saw it go away.
 		if why := crash(spec.Dir); why != "" {
@@ -233,6 +236,33 @@ func (r *Runtime) start(ctx context.Context, spec sandbox.Spec, rec record) erro
 	keep = true
 	r.keepConsole(rec.ID, console)
 	return nil
+}
+
+// restore gives a sandbox that was made and runs nothing yet its memory, and lets it go on.
+func (r *Runtime) restore(ctx context.Context, spec sandbox.Spec) error {
+	if spec.MemoryReady != nil {
+		if err := spec.MemoryReady(ctx); err != nil {
+			return err
+		}
+	}
+	// What is asked for cannot be taken back. When ctx ends the sandbox is killed, which answers, so that nothing is
+	// written of it any more once it is removed.
+	asked, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() {
+		limited, done := context.WithTimeout(asked, removeTimeout)
+		defer done()
+		defer cancel()
+		if killOurs(limited, r.state, spec.ID) == nil {
+			<-limited.Done()
+		}
+	})
+	defer stop()
+	err := r.control.do(asked, controlRequest{Op: "restore", Sandbox: spec.ID, Dir: spec.MemoryFrom, Network: network(spec)})
+	if ctx.Err() != nil {
+		return fmt.Errorf("runsc restore: %w", ctx.Err())
+	}
+	return err
 }
 
 // Exec implements sandbox.Runtime.

@@ -2,6 +2,7 @@ package gvisor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,17 +14,30 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"helmr.dev/helmr/internal/sandbox"
 )
 
 // call is one run of the runsc command.
 type call struct {
 	global  []string // further flags before the subcommand
 	args    []string // subcommand, its flags and arguments
-	network bool     // the sandbox has one
+	network string   // of the sandbox, when it is being made
 	log     string   // file that runsc writes its errors to; made anew
 	extra   []*os.File
 	stdout  *output
 	stderr  any // *os.File for a command whose child keeps it, *output otherwise
+}
+
+// noNetwork is not even a loopback to the host; the Worker's socket is a file.
+const noNetwork = "none"
+
+// network is what runsc calls the network of a sandbox.
+func network(s sandbox.Spec) string {
+	if s.NetNS == "" {
+		return noNetwork
+	}
+	return "sandbox" // gVisor's own network stack, on the devices of the sandbox's namespace
 }
 
 // runscError is what runsc said before it failed.
@@ -52,14 +66,10 @@ func (r *Runtime) runsc(ctx context.Context, c call) error {
 	if err := os.Remove(c.log); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("runsc %s: %w", c.args[0], err)
 	}
-	network := "none" // not even a loopback to the host; the Worker's socket is a file
-	if c.network {
-		network = "sandbox" // gVisor's own network stack, on the devices of the sandbox's namespace
-	}
 	args := append([]string{
 		"--root=" + r.state,
 		"--platform=systrap", // needs no KVM
-		"--network=" + network,
+		"--network=" + cmp.Or(c.network, noNetwork),
 		"--host-uds=open", // programs inside may dial sockets in bound folders, and make none on the host
 		"--overlay2=none", // the root's overlay comes from the annotations; binds are read-only
 		// A namespace for each gofer costs nothing measurable and leaves no mount behind, unlike the shared one.

@@ -35,6 +35,7 @@ var cases = []struct {
 	{"Unknown", unknown},
 	{"BadStarts", badStarts},
 	{"StartCutOff", startCutOff},
+	{"ResumeCutOff", resumeCutOff},
 	{"BadCaptures", badCaptures},
 	{"Concurrent", concurrent},
 }
@@ -266,8 +267,14 @@ func freezeAndResume(h *harness) {
 		h.assertNoTraces()
 
 		moved := dir + "-moved"
-		must(h, os.Rename(dir, moved))
 		spec := h.spec(i + 2)
+		// It comes while the sandbox is made, or is there before.
+		fetch := func(context.Context) error { return os.Rename(dir, moved) }
+		if i == 0 {
+			spec.MemoryReady = fetch
+		} else {
+			must(h, fetch(h.ctx))
+		}
 		// Another Worker has the image and the socket in other places.
 		image := h.dir(fmt.Sprintf("image-%d", i))
 		must(h, os.Link(h.rootfs, image))

@@ -15,6 +15,8 @@ import (
 	"helmr.dev/helmr/internal/sandbox"
 )
 
+var errNever = errors.New("it never comes")
+
 // badStarts checks each refusal and that nothing is left after it, without any Remove.
 func badStarts(h *harness) {
 	garbage := h.dir("garbage")
@@ -33,10 +35,13 @@ func badStarts(h *harness) {
 		"disk is garbage":     func(s *sandbox.Spec) { s.DiskFrom = garbage },
 		"memory is missing":   func(s *sandbox.Spec) { s.MemoryFrom = h.dir("missing") },
 		"memory is garbage":   func(s *sandbox.Spec) { s.MemoryFrom = garbage },
-		"disk and memory":     func(s *sandbox.Spec) { s.DiskFrom, s.MemoryFrom = garbage, garbage },
-		"no memory":           func(s *sandbox.Spec) { s.MemoryMiB = 0 },
-		"bad id":              func(s *sandbox.Spec) { s.ID = "../" + s.ID },
-		"folder in use":       func(s *sandbox.Spec) { s.Dir = garbage },
+		"memory never comes": func(s *sandbox.Spec) {
+			s.MemoryFrom, s.MemoryReady = garbage, func(context.Context) error { return errNever }
+		},
+		"disk and memory": func(s *sandbox.Spec) { s.DiskFrom, s.MemoryFrom = garbage, garbage },
+		"no memory":       func(s *sandbox.Spec) { s.MemoryMiB = 0 },
+		"bad id":          func(s *sandbox.Spec) { s.ID = "../" + s.ID },
+		"folder in use":   func(s *sandbox.Spec) { s.Dir = garbage },
 	}
 	for name, edit := range breaks {
 		spec := h.spec(1)
@@ -46,6 +51,9 @@ func badStarts(h *harness) {
 			h.Errorf("%s: started", name)
 			h.remove()
 			continue
+		}
+		if name == "memory never comes" && !errors.Is(err, errNever) {
+			h.Errorf("%s: %v", name, err)
 		}
 		h.Logf("%s: %v", name, err)
 		h.assertNoTraces()
@@ -76,6 +84,49 @@ func startCutOff(h *harness) {
 		}
 	}
 	h.Logf("%d of 12 starts completed", completed)
+}
+
+// resumeCutOff gives up resumes at many moments; the memory stays as it was.
+func resumeCutOff(h *harness) {
+	before := h.start(h.spec(0))
+	memory := h.dir("memory")
+	h.socket.close()
+	h.freeze(h.dir("disk"), memory)
+	h.remove()
+	must(h, h.socket.listen())
+	for n := range 12 {
+		spec := h.spec(n)
+		spec.MemoryFrom = memory
+		ctx, cancel := context.WithCancel(h.ctx)
+		given := time.Duration(n*n) * 2 * time.Millisecond
+		if n%2 == 0 {
+			spec.MemoryReady = func(ctx context.Context) error { // the end comes while it waits, or just behind
+				time.AfterFunc(given, cancel)
+				if n%4 == 0 {
+					<-ctx.Done()
+				}
+				return nil
+			}
+		} else {
+			time.AfterFunc(given, cancel)
+		}
+		err := h.rt.Start(ctx, spec)
+		cancel()
+		if err == nil {
+			h.remove()
+		} else if !errors.Is(err, context.Canceled) {
+			h.Errorf("cut off: %v", err)
+		}
+		h.assertNoTraces()
+		if _, err := os.Stat(spec.Dir); !errors.Is(err, fs.ErrNotExist) {
+			h.Errorf("resume %d was cut off: folder is left: %v", n, err)
+		}
+	}
+	h.socket.close()
+	must(h, h.socket.listen()) // without the connections of those that completed
+	spec := h.spec(1)
+	spec.MemoryFrom = memory
+	equal(h, "token", h.start(spec).Token, before.Token)
 }
 
 func badCaptures(h *harness) {
