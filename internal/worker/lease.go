@@ -162,6 +162,7 @@ func Guard(ctx context.Context, dir string, kill func(ctx context.Context) (int,
 		return err
 	}
 	defer func() { _ = lock.Close() }()
+	defer shelter(serviceGroups)()
 	for {
 		until, pid := readLease(dir)
 		now := uptime()
@@ -200,4 +201,35 @@ func readLease(dir string) (until time.Duration, pid int) {
 	}
 	pid, _ = strconv.Atoi(second)
 	return time.Duration(n), pid
+}
+
+// serviceGroups are where service managers keep the groups of their services: the unified hierarchy, and systemd's own.
+var serviceGroups = []string{"/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified"}
+
+// guardGroup is the control group of the guards of a machine.
+const guardGroup = "helmr-guards"
+
+// shelter keeps the guard from what ends Workers: the killer of a machine without memory, and a service manager that ends
+// all of its service's group. Where it may not, the guard does without. The result gives its group back.
+func shelter(hierarchies []string) (leave func()) {
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0)
+	var left []string
+	for _, h := range hierarchies {
+		group := filepath.Join(h, guardGroup)
+		if _, err := os.Stat(filepath.Join(h, "cgroup.procs")); err != nil {
+			continue
+		}
+		if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+			continue
+		}
+		if os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0) == nil {
+			left = append(left, h)
+		}
+	}
+	return func() {
+		for _, h := range left {
+			_ = os.WriteFile(filepath.Join(h, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
+			_ = os.Remove(filepath.Join(h, guardGroup)) // unless another guard is in it
+		}
+	}
 }

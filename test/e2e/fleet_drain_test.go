@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"helmr.dev/helmr/client/api"
@@ -82,6 +83,55 @@ func TestSpec_21_09_ThePausedAndTheDeadRunNothing(t *testing.T) {
 		for id, d := range watch.end() {
 			t.Errorf("%s: computer %s was on two Workers for %s", how, id, d)
 		}
+	}
+	f.leavesNothing()
+}
+
+// guard gives the guard of a Worker's folder, 0 if none runs.
+func (n *node) guard() int {
+	for _, p := range hostProcesses() {
+		if strings.HasSuffix(p.args, " worker guard "+n.dir) {
+			return p.pid
+		}
+	}
+	return 0
+}
+
+// TestSpec_21_09_AWorkerAndItsGuardAreKilled together: nobody ends the sandbox, but nothing of it counts. Its Computer goes
+// on elsewhere when the lease is over, and the Worker's next start ends what it finds.
+func TestSpec_21_09_AWorkerAndItsGuardAreKilled(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, db.SQLite, fleetLost, "a", "b")
+	r := f.create("counter", "write kept")
+	f.completed(r.SessionID, r.TurnID)
+	computerID := f.computerOf(r.SessionID)
+	host := f.hostOf(computerID)
+	if groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", host.guard())); err != nil || !strings.Contains(string(groups), "/helmr-guards") {
+		t.Errorf("the guard is in its Worker's group: %s, %v", groups, err)
+	}
+	turnID := f.enqueue(r.SessionID, "slow 10000")
+	f.running(api.SessionCreateReceipt{SessionID: r.SessionID, TurnID: turnID})
+	alone := f.helmr.sandboxPID(computerID)
+	host.pause() // so that it starts no other guard
+	_ = syscall.Kill(host.guard(), syscall.SIGKILL)
+	host.kill()
+	if v := f.settled(r.SessionID, turnID); v.Status != "interrupted" || v.Error.Code != "computer_lost" {
+		t.Errorf("the turn is %s: %+v", v.Status, v.Error)
+	}
+	f.resume(r.SessionID)
+	if got := f.completed(r.SessionID, f.enqueue(r.SessionID, "hello")); got.Inits != 2 || got.Note == nil || *got.Note != "kept" {
+		t.Errorf("elsewhere: %+v", got)
+	}
+	lives := func() bool { return syscall.Kill(alone, 0) == nil }
+	if !lives() {
+		t.Error("somebody ended the sandbox: say so in docs/security.md")
+	}
+	events := len(f.events(r.SessionID))
+	host.heal()
+	f.enrolled(host, "active")
+	f.until("the next start ends the sandbox", func() bool { return !lives() })
+	if now := len(f.events(r.SessionID)); now != events {
+		t.Errorf("the Session has %d events, and had %d", now, events)
 	}
 	f.leavesNothing()
 }
