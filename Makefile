@@ -39,7 +39,7 @@ generate: ## write generated code again (protocol buffers)
 bench: setup ## measure; prints a table and writes bench/results.json
 	@scripts/bench
 
-soak: setup ## the long tests: seeded kills for SOAK_MINUTES (default 30)
+soak: setup ## the long tests: a large output, random histories, seeded kills for SOAK_MINUTES (default 30)
 	@scripts/soak
 
 clean: ## remove what setup built (Debian packages and the image store stay)
