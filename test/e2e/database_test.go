@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
@@ -267,4 +268,59 @@ func (c *shaken) goneForLong() {
 		c.t.Errorf("%+v", got)
 	}
 	c.wantExit(c.sh(c.box, "true"), 0)
+}
+
+// TestALockedSQLiteFile is held by another program, such as one that copies it, for longer than writes wait for it, while a
+// Turn and a Command run: both end whole once it is free.
+func TestALockedSQLiteFile(t *testing.T) {
+	t.Parallel()
+	h := start(t, db.SQLite)
+	h.deploy("testdata/project")
+	box := h.newComputer("box", "locked")
+	r := h.create("counter", "hello")
+	h.completed(r.SessionID, r.TurnID)
+	turnID := h.enqueue(r.SessionID, "slow 40")
+	commandID := h.sh(box, "echo one; sleep 3; echo two; exit 7")
+	h.running(api.SessionCreateReceipt{SessionID: r.SessionID, TurnID: turnID})
+	other, err := sql.Open("sqlite", "file:"+strings.TrimPrefix(h.database, "sqlite:"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	other.SetMaxOpenConns(1)
+	if _, err := other.Exec("PRAGMA busy_timeout = 10000; BEGIN IMMEDIATE"); err != nil {
+		t.Fatal(err)
+	}
+	create := api.SessionCreateRequest{Agent: "counter", Input: input("hello"), IdempotencyKey: "locked"}
+	_, err = h.CreateSession(context.Background(), create)
+	var refused *client.Error
+	if !errors.As(err, &refused) || refused.Status != 503 || refused.Code != "unavailable" {
+		t.Errorf("with a locked file: %v", err)
+	}
+	if _, err := h.GetSession(context.Background(), r.SessionID); err != nil {
+		t.Errorf("reading a locked file: %v", err)
+	}
+	if _, err := other.Exec("ROLLBACK"); err != nil {
+		t.Fatal(err)
+	}
+	if got := h.completed(r.SessionID, turnID); got.Turns != 2 || got.Inits != 1 {
+		t.Errorf("%+v", got)
+	}
+	outputs := 0
+	for _, e := range h.events(r.SessionID) {
+		if e.Kind == "turn.output" && e.TurnID != nil && *e.TurnID == turnID && strings.Contains(string(e.Data), fmt.Sprintf(`"step %d"`, outputs)) {
+			outputs++
+		}
+	}
+	if outputs != 40 {
+		t.Errorf("%d of 40 outputs in order", outputs)
+	}
+	if e := h.wantExit(commandID, 7); e.stdout != "one\ntwo\n" {
+		t.Errorf("the Command wrote %q", e.stdout)
+	}
+	again, err := h.CreateSession(context.Background(), create)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.completed(again.SessionID, again.TurnID)
 }
