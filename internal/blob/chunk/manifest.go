@@ -166,8 +166,8 @@ func cutShort(key string, err error) error {
 	return fmt.Errorf("read %s: %w", key, err)
 }
 
-// load reads the whole object under key, at most limit bytes.
-func (sp *Space) load(ctx context.Context, key string, limit int64) ([]byte, error) {
+// load reads the whole object under key, at most limit bytes, into buf if it has room.
+func (sp *Space) load(ctx context.Context, key string, limit int64, buf []byte) ([]byte, error) {
 	r, err := sp.store.Get(ctx, key)
 	if errors.Is(err, blob.ErrNotFound) {
 		return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
@@ -176,7 +176,7 @@ func (sp *Space) load(ctx context.Context, key string, limit int64) ([]byte, err
 		return nil, err
 	}
 	defer func() { _ = r.Close() }()
-	stored, err := io.ReadAll(io.LimitReader(r, limit+1))
+	stored, err := readAll(io.LimitReader(r, limit+1), buf[:0])
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", key, err)
 	}
@@ -186,10 +186,32 @@ func (sp *Space) load(ctx context.Context, key string, limit int64) ([]byte, err
 	return stored, nil
 }
 
-// fetchPiece reads a piece of size bytes and checks that it is the one meant.
-func (sp *Space) fetchPiece(ctx context.Context, c *codec, reference string, size int64, buf []byte) ([]byte, error) {
+// readAll appends what r has to buf.
+func readAll(r io.Reader, buf []byte) ([]byte, error) {
+	for {
+		if len(buf) == cap(buf) {
+			buf = slices.Grow(buf, 512)
+		}
+		n, err := r.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if errors.Is(err, io.EOF) {
+			return buf, nil
+		}
+		if err != nil {
+			return buf, err
+		}
+	}
+}
+
+// pieceBuffers hold a piece in its three forms while it is fetched, and are used again for the next.
+type pieceBuffers struct{ stored, packed, plain []byte }
+
+// fetchPiece reads a piece of size bytes and checks that it is the one meant. What it gives is in b.
+func (sp *Space) fetchPiece(ctx context.Context, c *codec, reference string, size int64, b *pieceBuffers) ([]byte, error) {
 	key := sp.chunkKey(reference)
-	stored, err := sp.load(ctx, key, size+size/8+1024)
+	limit := size + size/8 + 1024
+	b.stored = slices.Grow(b.stored[:0], int(limit)+1)
+	stored, err := sp.load(ctx, key, limit, b.stored)
 	if err != nil {
 		return nil, err
 	}
@@ -197,7 +219,7 @@ func (sp *Space) fetchPiece(ctx context.Context, c *codec, reference string, siz
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrUnreadable, key, err)
 	}
-	plain, err := c.open(k, key, stored[:headBytes], stored, buf)
+	plain, err := c.open(k, key, stored[:headBytes], stored, b)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrUnreadable, key, err)
 	}
@@ -243,7 +265,7 @@ func (sp *Space) readManifest(ctx context.Context, c *codec, name string) (*mani
 		return nil, fmt.Errorf("manifest name %q is not 64 lower-case hex digits", name)
 	}
 	key := ManifestPrefix(sp.environment) + name
-	stored, err := sp.load(ctx, key, maxManifest+maxReferences*referenceBytes)
+	stored, err := sp.load(ctx, key, maxManifest+maxReferences*referenceBytes, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -264,7 +286,7 @@ func (sp *Space) decodeManifest(c *codec, key string, stored []byte) (*manifest,
 	if int64(len(stored)) < end {
 		return nil, errors.New("it was cut short")
 	}
-	plain, err := c.open(k, key, stored[:end], stored, nil)
+	plain, err := c.open(k, key, stored[:end], stored, &pieceBuffers{})
 	if err != nil {
 		return nil, err
 	}

@@ -58,11 +58,13 @@ func (sp *Space) restore(ctx context.Context, name, dir string) error {
 
 // restorer is one run of Restore.
 type restorer struct {
-	space   *Space
-	codec   *codec
-	root    *os.Root
-	buffers sync.Pool
+	space *Space
+	codec *codec
+	root  *os.Root
 }
+
+// buffers are pieceBuffers, of all runs.
+var buffers sync.Pool
 
 // maxOpen bounds the files that are open at once.
 const maxOpen = 256
@@ -146,19 +148,18 @@ func (re *restorer) piece(ctx context.Context, f *os.File, p *piece, offset int6
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	buf, _ := re.buffers.Get().(*[]byte)
-	if buf == nil {
-		buf = new([]byte)
+	b, _ := buffers.Get().(*pieceBuffers)
+	if b == nil {
+		b = &pieceBuffers{}
 	}
-	data, err := re.space.fetchPiece(ctx, re.codec, p.Reference, p.Size, *buf)
+	defer buffers.Put(b)
+	data, err := re.space.fetchPiece(ctx, re.codec, p.Reference, p.Size, b)
 	if errors.Is(err, ErrUnreadable) {
 		re.space.Retire(p.Reference) // whatever has this content is to be stored anew
 	}
 	if err != nil {
 		return err
 	}
-	*buf = data
-	defer re.buffers.Put(buf)
 	_, err = f.WriteAt(data, offset)
 	return err
 }

@@ -139,17 +139,22 @@ func noisy(piece []byte) bool {
 	return true
 }
 
-// open gives back what seal was given. head is the first bytes of stored, already taken apart.
-func (c *codec) open(k *keys, key string, head, stored, buf []byte) ([]byte, error) {
+// open gives back what seal was given, in b. head is the first bytes of stored, already taken apart.
+func (c *codec) open(k *keys, key string, head, stored []byte, b *pieceBuffers) ([]byte, error) {
 	aead, err := k.aead(key)
 	if err != nil {
 		return nil, err
 	}
-	packed, err := aead.Open(nil, nil, stored[len(head):], bound(key, head))
+	packed, err := aead.Open(b.packed[:0], nil, stored[len(head):], bound(key, head))
 	if err != nil {
 		return nil, errors.New("it was changed, or belongs elsewhere")
 	}
-	return c.dec.DecodeAll(packed, buf[:0])
+	b.packed = packed
+	plain, err := c.dec.DecodeAll(packed, b.plain[:0])
+	if err == nil {
+		b.plain = plain
+	}
+	return plain, err
 }
 
 // bound is what an object is bound to.
