@@ -201,6 +201,38 @@ func TestAReadOnlyDatabase(t *testing.T) {
 	works(t, d, 2)
 }
 
+// TestADatabaseThatIsRestarted tells its connections to go, as PostgreSQL does when it is stopped.
+func TestADatabaseThatIsRestarted(t *testing.T) {
+	t.Parallel()
+	d, p := setupProxy(t)
+	conn, err := sql.Open("pgx", p.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	conn.SetMaxOpenConns(1)
+	for i := range 10 {
+		err := d.Write(t.Context(), func(tx *db.Tx) error {
+			if _, err := tx.Exec(`INSERT INTO notes (id, text) VALUES (1000, 'never')`); err != nil {
+				return err
+			}
+			if _, err := conn.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`); err != nil {
+				t.Fatal(err)
+			}
+			for {
+				if _, err := tx.Exec(`SELECT 1`); err != nil {
+					return err
+				}
+			}
+		})
+		away(t, err)
+		works(t, d, i)
+	}
+	if n := count(t, d); n != 10 {
+		t.Errorf("%d notes, want 10", n)
+	}
+}
+
 // TestALockedSQLiteFile is held by another program, such as one that copies it: writes fail in time and work afterwards.
 func TestALockedSQLiteFile(t *testing.T) {
 	t.Parallel()
