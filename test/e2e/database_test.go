@@ -139,7 +139,7 @@ func (c *shaken) onceCommand(commandID string, n int) {
 // answersLost loses the answer to the first commit of a Turn and of a Command, then to the second, and so on: admission,
 // placement, claim, each output, the result, the Save, the outcome.
 func (c *shaken) answersLost() {
-	const commits = 16
+	const commits = 12
 	before := c.database.Lost()
 	ran := strings.Count(c.wantExit(c.sh(c.box, "touch /work/ran; cat /work/ran"), 0).stdout, "x")
 	for skip := range commits {
@@ -163,7 +163,7 @@ func (c *shaken) answersLost() {
 func (c *shaken) captureAnswersLost() {
 	c.program().login(c.info.URL, c.info.APIKey).run(c.t, "deploy", "testdata/hibernate").ok(c.t)
 	sessionID, last := c.asleep("hello")
-	for skip := range 5 {
+	for skip := range 4 {
 		c.database.LoseCommits(skip, 1)
 		turnID := c.begin(sessionID, "hello")
 		now := c.slept(sessionID, turnID)

@@ -417,7 +417,8 @@ func (tr *traffic) unfinished() string {
 			}
 			for _, v := range page.Turns {
 				if !v.Terminal() {
-					return fmt.Sprintf("session %+v: turn %+v", s, v)
+					where, err := f.GetComputer(context.Background(), s.ComputerID)
+					return fmt.Sprintf("session %+v: turn %+v on %+v %v", s, v, where, err)
 				}
 			}
 			if cursor = page.NextCursor; cursor == "" {
@@ -428,7 +429,8 @@ func (tr *traffic) unfinished() string {
 	}
 	for ; len(tr.open) > 0; tr.open = tr.open[1:] {
 		if v, err := f.GetCommand(context.Background(), tr.open[0]); err != nil || !commandEnded(v) {
-			return fmt.Sprintf("command %+v: %v", v, err)
+			where, werr := f.GetComputer(context.Background(), v.ComputerID)
+			return fmt.Sprintf("command %+v %v on %+v %v", v, err, where, werr)
 		}
 	}
 	return ""

@@ -110,7 +110,11 @@ func (p *Proxy) Down() {
 func (p *Proxy) Silent() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.open = make(chan struct{})
+	select {
+	case <-p.open:
+		p.open = make(chan struct{})
+	default: // it is silent already
+	}
 }
 
 // Slow delays each answer.
