@@ -49,6 +49,7 @@ type driver interface {
 // batch is the driver's side of a Batch.
 type batch interface {
 	put(ctx context.Context, key string, data []byte) error
+	last(ctx context.Context, key string, data []byte) error
 	commit(ctx context.Context) error
 	discard()
 }
@@ -191,6 +192,17 @@ func (b *Batch) Put(ctx context.Context, key string, data []byte) error {
 		return err
 	}
 	if err := b.b.put(ctx, key, data); err != nil {
+		return fmt.Errorf("put %s: %w", key, err)
+	}
+	return nil
+}
+
+// Last adds an object that appears when all others are durable. There may be one, after all Puts have returned.
+func (b *Batch) Last(ctx context.Context, key string, data []byte) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	if err := b.b.last(ctx, key, data); err != nil {
 		return fmt.Errorf("put %s: %w", key, err)
 	}
 	return nil

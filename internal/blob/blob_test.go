@@ -237,6 +237,61 @@ func TestBatchAppearsAtCommit(t *testing.T) {
 	})
 }
 
+func TestTheLastOfABatchIsLast(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, s *blob.Store) {
+		for _, n := range []int{0, 1, 31, 32, 40} { // also when it fills a group
+			b := s.Batch()
+			defer b.Discard()
+			for range n {
+				c := random(300)
+				if err := b.Put(t.Context(), "chunks/"+digest(c), c); err != nil {
+					t.Fatal(err)
+				}
+			}
+			last := fmt.Sprint("manifests/", n)
+			if err := errors.Join(b.Last(t.Context(), last, []byte("last")), b.Commit(t.Context())); err != nil {
+				t.Fatal(err)
+			}
+			if have := read(t, s, last); string(have) != "last" {
+				t.Fatalf("last is %q", have)
+			}
+		}
+		if have := keys(t, s, "chunks/"); len(have) != 104 {
+			t.Fatalf("%d objects", len(have))
+		}
+	})
+}
+
+// TestNoLastWithoutTheOthers: when one cannot appear, the last does not.
+func TestNoLastWithoutTheOthers(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	s := open(t, "file:"+root)
+	b := s.Batch()
+	for _, key := range []string{"chunks/a", "broken/b", "chunks/c"} {
+		if err := b.Put(t.Context(), key, []byte(key)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.Last(t.Context(), "manifests/m", []byte("m")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "broken"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Commit(t.Context()); err == nil {
+		t.Fatal("committed without a place for one")
+	}
+	b.Discard()
+	if ok, err := s.Exists(t.Context(), "manifests/m"); ok || err != nil {
+		t.Fatalf("the last is there: %t, %v", ok, err)
+	}
+	if have := files(t, root); slices.ContainsFunc(have, func(f string) bool { return strings.HasPrefix(f, "tmp/") }) {
+		t.Fatalf("left: %v", have)
+	}
+}
+
 func TestKeysAreChecked(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, s *blob.Store) {

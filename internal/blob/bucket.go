@@ -166,5 +166,9 @@ type bucketBatch struct{ k *bucket }
 func (b bucketBatch) put(ctx context.Context, key string, data []byte) error {
 	return b.k.put(ctx, key, bytes.NewReader(data))
 }
+
+func (b bucketBatch) last(ctx context.Context, key string, data []byte) error {
+	return b.put(ctx, key, data) // the others are there
+}
 func (b bucketBatch) commit(ctx context.Context) error { return ctx.Err() }
 func (b bucketBatch) discard()                         {}

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -222,9 +223,10 @@ type folderBatch struct {
 	f *folder
 
 	mu sync.Mutex
-	// written are files that are not synced, at most syncedTogether; guarded by mu, as staged is.
+	// written are files that are not synced, at most syncedTogether; guarded by mu, as all below.
 	written []writtenFile
 	staged  []stagedFile
+	end     string // the key that appears last, or ""
 }
 
 type writtenFile struct {
@@ -255,6 +257,13 @@ func (b *folderBatch) put(ctx context.Context, key string, data []byte) error {
 	}
 	b.mu.Unlock()
 	return b.stage(full)
+}
+
+func (b *folderBatch) last(ctx context.Context, key string, data []byte) error {
+	b.mu.Lock()
+	b.end = key
+	b.mu.Unlock()
+	return b.put(ctx, key, data)
 }
 
 // stage syncs files. Those that it cannot sync are gone.
@@ -289,21 +298,31 @@ func (b *folderBatch) commit(ctx context.Context) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if err := b.placeLocked(func(s stagedFile) bool { return s.key != b.end }); err != nil {
+		return err
+	}
+	return b.placeLocked(func(stagedFile) bool { return true })
+}
+
+// placeLocked gives some of the staged files their keys, and makes these durable.
+func (b *folderBatch) placeLocked(some func(stagedFile) bool) (err error) {
 	dirs := map[string]bool{}
-	for len(b.staged) > 0 {
-		next := b.staged[0]
-		if err := b.f.place(next.tmp, next.key); err != nil {
-			return err
+	b.staged = slices.DeleteFunc(b.staged, func(s stagedFile) bool {
+		if err != nil || !some(s) {
+			return false
 		}
-		b.staged = b.staged[1:]
-		dirs[filepath.Dir(b.f.path(next.key))] = true
-	}
+		if err = b.f.place(s.tmp, s.key); err != nil {
+			return false
+		}
+		dirs[filepath.Dir(b.f.path(s.key))] = true
+		return true
+	})
 	for dir := range dirs {
-		if err := syncFolder(dir); err != nil {
-			return err
+		if err == nil {
+			err = syncFolder(dir)
 		}
 	}
-	return nil
+	return err
 }
 
 func (b *folderBatch) discard() {

@@ -118,7 +118,7 @@ func (c *computer) takeCapture(ctx context.Context, captureID string) error {
 		return err
 	}
 	defer disks.end()
-	memories, err := c.beginStoring(ctx, chunk.Source{Dir: memory})
+	memories, err := c.beginStoring(ctx, chunk.Source{Dir: memory, Quick: true})
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package chunk
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -230,8 +229,8 @@ func (sp *Space) fetchPiece(ctx context.Context, c *codec, reference string, siz
 	return plain, nil
 }
 
-// putManifest stores a manifest and gives its name.
-func (sp *Space) putManifest(ctx context.Context, c *codec, m *manifest, references []string) (name string, stored int64, err error) {
+// putManifest adds a manifest to a batch, as the object that appears last, and gives its name.
+func (sp *Space) putManifest(ctx context.Context, c *codec, batch *blob.Batch, m *manifest, references []string) (name string, stored int64, err error) {
 	if err := m.check(); err != nil {
 		return "", 0, err
 	}
@@ -247,12 +246,12 @@ func (sp *Space) putManifest(ctx context.Context, c *codec, m *manifest, referen
 	if err != nil {
 		return "", 0, err
 	}
-	return name, int64(len(sealed)), sp.store.Put(ctx, ManifestPrefix(sp.environment)+name, bytes.NewReader(sealed))
+	return name, int64(len(sealed)), batch.Last(ctx, ManifestPrefix(sp.environment)+name, sealed)
 }
 
 func (sp *Space) sealManifest(c *codec, name string, plain []byte, references []string) ([]byte, error) {
 	k := &sp.keys[0]
-	head, err := encodeHead(k.head(), references)
+	head, err := encodeHead(k.head(sealVersion), references)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/klauspost/compress/s2"
 	"github.com/klauspost/compress/zstd"
 )
 
@@ -21,10 +22,12 @@ import (
 var ErrUnreadable = errors.New("cannot be read")
 
 const (
-	// sealVersion is the first byte of every object.
-	sealVersion = 1
-	idBytes     = 4
-	headBytes   = 1 + idBytes
+	// sealVersion and quickVersion are the first byte of every object: what is in it is compressed with zstd, or with S2. That is
+	// three times as fast and leaves a third more of what can be compressed: for what is not kept for long.
+	sealVersion  = 1
+	quickVersion = 2
+	idBytes      = 4
+	headBytes    = 1 + idBytes
 	// sealBytes is by how much an object is longer than what is compressed in it.
 	sealBytes = headBytes + 12 + 16
 )
@@ -53,7 +56,7 @@ func (c *codec) close() {
 }
 
 // head gives the first bytes of an object under k.
-func (k *keys) head() []byte { return append([]byte{sealVersion}, k.id[:]...) }
+func (k *keys) head(version byte) []byte { return append([]byte{version}, k.id[:]...) }
 
 // aead gives the cipher of one object. Each has a key of its own, so no number of objects wears a key out; the nonce is
 // random, because what was compressed may differ for the same piece.
@@ -83,11 +86,14 @@ func (c *codec) seal(k *keys, key string, head, plain, scratch, out []byte) ([]b
 		return nil, err
 	}
 	out = append(out[:0], head...)
-	return aead.Seal(out, nil, c.pack(plain, scratch[:0]), bound(key, head)), nil
+	return aead.Seal(out, nil, c.pack(head[0], plain, scratch[:0]), bound(key, head)), nil
 }
 
-// pack compresses plain, or only frames it if that looks useless.
-func (c *codec) pack(plain, out []byte) []byte {
+// pack compresses plain in the way of a version, or only frames it if that looks useless.
+func (c *codec) pack(version byte, plain, out []byte) []byte {
+	if version == quickVersion {
+		return s2.Encode(out[:cap(out)], plain) // it leaves alone what cannot be compressed, nearly as fast
+	}
 	if !noisy(plain) {
 		return c.enc.EncodeAll(plain, out)
 	}
@@ -150,11 +156,22 @@ func (c *codec) open(k *keys, key string, head, stored []byte, b *pieceBuffers) 
 		return nil, errors.New("it was changed, or belongs elsewhere")
 	}
 	b.packed = packed
-	plain, err := c.dec.DecodeAll(packed, b.plain[:0])
+	plain, err := c.unpack(head[0], packed, b.plain)
 	if err == nil {
 		b.plain = plain
 	}
 	return plain, err
+}
+
+// unpack gives back what pack was given, in buf if it has room.
+func (c *codec) unpack(version byte, packed, buf []byte) ([]byte, error) {
+	if version != quickVersion {
+		return c.dec.DecodeAll(packed, buf[:0])
+	}
+	if n, err := s2.DecodedLen(packed); err != nil || n > maxPiece {
+		return nil, errors.New("its length is not possible")
+	}
+	return s2.Decode(buf[:cap(buf)], packed)
 }
 
 // bound is what an object is bound to.
@@ -165,7 +182,7 @@ func (sp *Space) keysOf(stored []byte) (*keys, error) {
 	if len(stored) < sealBytes {
 		return nil, errors.New("it was cut short")
 	}
-	if stored[0] != sealVersion {
+	if stored[0] != sealVersion && stored[0] != quickVersion {
 		return nil, fmt.Errorf("its version %d is not known", stored[0])
 	}
 	for i := range sp.keys {

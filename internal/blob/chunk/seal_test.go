@@ -229,18 +229,55 @@ func TestNoiseIsOnlyFramed(t *testing.T) {
 		if have := noisy(of.plain); have != of.noisy {
 			t.Errorf("%s: noisy %t", name, have)
 		}
-		packed := c.pack(of.plain, nil)
-		if of.noisy && len(packed) > len(of.plain)+64 {
-			t.Errorf("%s: %d bytes became %d", name, len(of.plain), len(packed))
-		}
-		back, err := c.dec.DecodeAll(packed, nil)
-		if err != nil || !bytes.Equal(back, of.plain) {
-			t.Errorf("%s: %d bytes became %d, %v", name, len(of.plain), len(back), err)
+		for _, version := range []byte{sealVersion, quickVersion} {
+			packed := c.pack(version, of.plain, nil)
+			if of.noisy && len(packed) > len(of.plain)+64 {
+				t.Errorf("%s: %d bytes became %d", name, len(of.plain), len(packed))
+			}
+			back, err := c.unpack(version, packed, nil)
+			if err != nil || !bytes.Equal(back, of.plain) {
+				t.Errorf("%s: %d bytes became %d, %v", name, len(of.plain), len(back), err)
+			}
 		}
 	}
 	for seed := range uint64(2000) { // noise is hardly ever taken for something else
 		if !noisy(noise(seed, 2*samples*sampleBytes)) {
 			t.Errorf("noise %d is compressed", seed)
 		}
+	}
+}
+
+// TestQuickPiecesAreReadBack beside others, and are refused when they claim to be too large.
+func TestQuickPiecesAreReadBack(t *testing.T) {
+	t.Parallel()
+	s, root := setup(t)
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "text"), bytes.Repeat([]byte("the quick brown fox "), 200_000))
+	write(t, filepath.Join(dir, "noise"), noise(1, 3<<20))
+	quick, err := s.StoreFrom(t.Context(), Source{Dir: dir, Quick: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "more"), noise(2, 3<<20))
+	both, err := s.StoreFrom(t.Context(), Source{Dir: dir}) // refers to some that are quick
+	if err != nil {
+		t.Fatal(err)
+	}
+	if both.Stats.NewBytes != 3<<20 {
+		t.Errorf("stored again: %+v", both.Stats)
+	}
+	fresh := open(t, root, environment, key(1))
+	same(t, fresh, both.Manifest, dir)
+	if err := os.Remove(filepath.Join(dir, "more")); err != nil {
+		t.Fatal(err)
+	}
+	same(t, fresh, quick.Manifest, dir)
+	c, err := newCodec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	if _, err := c.unpack(quickVersion, c.pack(quickVersion, make([]byte, maxPiece+1), nil), nil); err == nil {
+		t.Error("a piece larger than any was unpacked")
 	}
 }

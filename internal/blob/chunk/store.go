@@ -53,6 +53,8 @@ type Source struct {
 	// Before is what was stored of an earlier state of the folder: what it remembers of pieces that are still there need not be
 	// found out again. It makes no difference for what is stored.
 	Before Stored
+	// Quick has new pieces compressed faster and less: for what is not kept for long.
+	Quick bool
 	// Remember has the result remember its pieces, to be the Before of another Store of this process.
 	Remember bool
 }
@@ -95,7 +97,10 @@ func (sp *Space) storeWith(ctx context.Context, src Source, r rules) (Stored, er
 		return Stored{}, err
 	}
 	defer c.close()
-	st := &storer{space: sp, keys: &sp.keys[0], codec: c, rules: r, batch: sp.store.Batch(), before: src.Before.memo, taken: map[string]bool{}}
+	st := &storer{space: sp, keys: &sp.keys[0], codec: c, rules: r, batch: sp.store.Batch(), version: sealVersion, before: src.Before.memo, taken: map[string]bool{}}
+	if src.Quick {
+		st.version = quickVersion
+	}
 	if src.Remember {
 		st.memo = memo{}
 	}
@@ -104,17 +109,17 @@ func (sp *Space) storeWith(ctx context.Context, src Source, r rules) (Stored, er
 	if err != nil {
 		return Stored{}, err
 	}
+	m := &manifest{Version: manifestVersion, Entries: entries}
+	out := Stored{References: m.references(), memo: st.memo.bounded()}
+	var size int64
+	if out.Manifest, size, err = sp.putManifest(ctx, c, st.batch, m, out.References); err != nil {
+		return Stored{}, err
+	}
 	if err := st.batch.Commit(ctx); err != nil {
 		return Stored{}, err
 	}
 	for reference := range st.taken {
 		sp.store.Remember(sp.chunkKey(reference))
-	}
-	m := &manifest{Version: manifestVersion, Entries: entries}
-	out := Stored{References: m.references(), memo: st.memo.bounded()}
-	var size int64
-	if out.Manifest, size, err = sp.putManifest(ctx, c, m, out.References); err != nil {
-		return Stored{}, err
 	}
 	st.storedBytes.Add(size)
 	out.Stats = st.result(entries)
@@ -154,13 +159,15 @@ func scan(dir string) ([]*entry, error) {
 
 // storer is one run of Store.
 type storer struct {
-	space  *Space
-	keys   *keys
-	codec  *codec
-	rules  rules
-	batch  *blob.Batch
-	before memo // what is remembered
-	memo   memo // what is to be remembered; nil for nothing
+	space *Space
+	keys  *keys
+	codec *codec
+	rules rules
+	batch *blob.Batch
+	// version is that of new pieces.
+	version byte
+	before  memo // what is remembered
+	memo    memo // what is to be remembered; nil for nothing
 
 	mu    sync.Mutex
 	taken map[string]bool // references that this run has looked at
@@ -288,7 +295,7 @@ func (st *storer) piece(ctx context.Context, p *piece, k *known, data []byte) er
 	}
 	scratch, out := st.buffer(), st.buffer()
 	defer func() { st.buffers.Put(&scratch); st.buffers.Put(&out) }()
-	sealed, err := st.codec.seal(st.keys, key, st.keys.head(), data, scratch, out)
+	sealed, err := st.codec.seal(st.keys, key, st.keys.head(st.version), data, scratch, out)
 	if err != nil {
 		return err
 	}
