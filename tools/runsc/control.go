@@ -38,8 +38,9 @@ type answer struct {
 	Error string `json:"error,omitempty"`
 }
 
-// control serves requests, all at once, until its input ends: runsc control --root=DIR. Starting runsc anew for each
-// would take longer than most of them. A sandbox is never left between two states: what has begun is finished first.
+// control serves requests until its input ends: runsc control --root=DIR. Starting runsc anew for each would take longer
+// than most of them. Sandboxes are asked all at once, each in the order of its requests: one that nobody waits for any
+// more never overtakes a later one. A sandbox is never left between two states: what has begun is finished first.
 func control(args []string) int {
 	flags := flag.NewFlagSet("runsc control", flag.ContinueOnError)
 	root := flags.String("root", "", "runsc's state folder")
@@ -51,6 +52,7 @@ func control(args []string) int {
 	var writing sync.Mutex
 	out := json.NewEncoder(os.Stdout)
 	var running sync.WaitGroup
+	queues := queues{last: map[string]chan struct{}{}}
 	in := bufio.NewScanner(os.Stdin)
 	for in.Scan() {
 		var r request
@@ -58,7 +60,10 @@ func control(args []string) int {
 			fmt.Fprintln(os.Stderr, "malformed request:", err)
 			return 2
 		}
+		turn, served := queues.join(r.Sandbox)
 		running.Go(func() {
+			defer served()
+			<-turn
 			a := answer{ID: r.ID}
 			if err := serve(*root, r); err != nil {
 				a.Error = err.Error()
@@ -75,6 +80,32 @@ func control(args []string) int {
 	case <-time.After(finishWithin):
 	}
 	return 0
+}
+
+// queues keeps the requests of each sandbox in order.
+type queues struct {
+	mu   sync.Mutex
+	last map[string]chan struct{} // by sandbox, closed when its last request is served; guarded by mu
+}
+
+// join gives a channel that is closed when all earlier requests of the sandbox are served, and what to call when this one is.
+func (q *queues) join(sandbox string) (turn <-chan struct{}, served func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	before, mine := q.last[sandbox], make(chan struct{})
+	if before == nil {
+		before = make(chan struct{})
+		close(before)
+	}
+	q.last[sandbox] = mine
+	return before, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		close(mine)
+		if q.last[sandbox] == mine {
+			delete(q.last, sandbox)
+		}
+	}
 }
 
 func serve(root string, r request) (err error) {

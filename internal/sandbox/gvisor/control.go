@@ -69,13 +69,25 @@ func (c *controller) do(ctx context.Context, r controlRequest) error {
 	}
 }
 
+// ready starts the process if there is none: a request will come soon.
+func (c *controller) ready() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.readyLocked()
+}
+
+func (c *controller) readyLocked() error {
+	if c.now != nil {
+		return nil
+	}
+	return c.start()
+}
+
 func (c *controller) send(r controlRequest, answer chan<- error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.now == nil {
-		if err := c.start(); err != nil {
-			return err
-		}
+	if err := c.readyLocked(); err != nil {
+		return err
 	}
 	p := c.now
 	p.last++

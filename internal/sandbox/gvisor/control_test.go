@@ -1,6 +1,7 @@
 package gvisor_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,8 +9,10 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"helmr.dev/helmr/internal/sandbox/gvisor"
+	"helmr.dev/helmr/internal/sandbox/sandboxtest"
 )
 
 // TestControlIsKilled kills the process that asks sandboxes: what is under way fails, the sandbox goes on, and the next
@@ -79,4 +82,55 @@ func controlOf(t *testing.T, root string) int {
 	}
 	t.Fatal("there is no control process")
 	return 0
+}
+
+// TestAGivenUpPauseIsOvertakenByNothing gives up captures while the control process stands still: when it goes on it has
+// the pause and what undoes it before it at once, and the sandbox must run afterwards.
+func TestAGivenUpPauseIsOvertakenByNothing(t *testing.T) {
+	t.Parallel()
+	task, l, base := task(t, runscPath(t))
+	rt, err := gvisor.New(task.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := task.Spec.ID
+	if err := rt.Start(t.Context(), task.Spec); err != nil {
+		t.Fatal(err)
+	}
+	greet(t, l)
+	if err := rt.Thaw(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	pid := controlOf(t, filepath.Join(base, "runtime"))
+	for i := range 10 {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		given, giveUp := context.WithCancel(t.Context())
+		frozen := make(chan error, 1)
+		go func() {
+			frozen <- rt.Freeze(given, id, filepath.Join(base, fmt.Sprint("disk-", i)), filepath.Join(base, fmt.Sprint("memory-", i)))
+		}()
+		for under := false; !under; {
+			list, err := rt.List(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			under = len(list) == 1 && list[0].Frozen
+		}
+		giveUp()
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-frozen; err == nil {
+			t.Error("a capture that was given up succeeded")
+		}
+		alive, cancel := context.WithTimeout(t.Context(), time.Minute)
+		_, err := rt.Exec(alive, id, []string{sandboxtest.ProbePath, "describe", "/etc"})
+		cancel()
+		if err != nil {
+			t.Fatalf("after capture %d was given up: %v", i, err)
+		}
+	}
+	assertGone(t, rt, id, base)
 }

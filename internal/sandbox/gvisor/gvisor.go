@@ -188,6 +188,9 @@ func (r *Runtime) start(ctx context.Context, spec sandbox.Spec, rec record) erro
 	switch {
 	case spec.MemoryFrom != "":
 		args = []string{"create"} // and restored below
+		if err := r.control.ready(); err != nil {
+			return err
+		}
 	case spec.DiskFrom != "":
 		args = append(args, "-fs-restore-image-path="+spec.DiskFrom)
 	}
