@@ -132,9 +132,12 @@ func (h *handler) Connected(hello guest.Hello) {
 		c.guest.processes[processKey{p.SessionID, p.Epoch}] = known
 	}
 	c.guest.connectedLocked(hello.Commands)
+	starting := c.phase == workerpb.Phase_PHASE_STARTING
 	c.mu.Unlock()
 	h.once.Do(func() { close(h.connected) })
-	c.wake()
+	if !starting { // whoever starts it reports at once that it runs; an Exchange before that would only be in the way
+		c.wake()
+	}
 }
 
 func (h *handler) Disconnected(error) {

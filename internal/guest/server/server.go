@@ -46,7 +46,7 @@ const (
 	redialFirst = 20 * time.Millisecond
 	redialMost  = 500 * time.Millisecond
 	// After a release the guest is likely to be checkpointed; when it wakes somebody waits for it.
-	redialReleased    = 10 * time.Millisecond
+	redialReleased    = 2 * time.Millisecond
 	redialReleasedFor = 10 * time.Second
 )
 
