@@ -31,6 +31,7 @@ import (
 
 // installationConfig says what the server side of helmr works with.
 type installationConfig struct {
+	publicURL   string // which people and Workers reach the server under; "" if it is not known
 	databaseURL string
 	blobURL     string
 	s3          blob.S3
@@ -84,6 +85,7 @@ func openInstallation(ctx context.Context, cfg installationConfig) (_ *installat
 	if cfg.lostAfter > 0 {
 		computers.LoseWorkersAfter(cfg.lostAfter)
 	}
+	computers.DenyAddresses(ownAddresses([]string{cfg.publicURL, cfg.databaseURL, cfg.blobURL, cfg.s3.Endpoint}))
 	i.computers = computers
 	sessions := session.NewService(i.db)
 	turns := turn.NewService(i.db, time.Now)

@@ -35,3 +35,16 @@ func TestSpec_21_06_KnownServicesAreDenied(t *testing.T) {
 		}
 	}
 }
+
+// A server finds what it uses and where it is itself; that its database has several machines is known too.
+func TestSpec_21_06_AServerFindsItsOwn(t *testing.T) {
+	t.Parallel()
+	hosts := hostsOf("https://helmr.example:8443", "postgres://u:p@10.0.0.1,10.0.0.2:5433/d", "postgres:///d?host=/run/postgresql", "sqlite:/a", "file:/b", "s3://bucket/prefix", "http://10.0.0.3:9000", "")
+	if got := fmt.Sprint(hosts); got != "[helmr.example 10.0.0.1 10.0.0.2 10.0.0.3]" {
+		t.Errorf("hosts: %s", got)
+	}
+	found := fmt.Sprint(ownAddresses([]string{"http://93.184.216.34", "http://none.invalid"})(t.Context()))
+	if !strings.HasPrefix(found, "[93.184.216.34 ") || !strings.Contains(found, "127.0.0.1") {
+		t.Errorf("addresses: %s", found)
+	}
+}

@@ -59,7 +59,7 @@ func (a *app) runServer(cmd *cobra.Command) (err error) {
 	if lost > 0 {
 		log.Warn("workers are lost sooner than they should be: this setting is for tests", "setting", testLostAfter, "after", lost.String())
 	}
-	inst, err := openInstallation(ctx, installationConfig{databaseURL: s["HELMR_DATABASE_URL"], blobURL: s["HELMR_BLOB_URL"], s3: s.s3(), keys: s.rootKeys(), log: log,
+	inst, err := openInstallation(ctx, installationConfig{publicURL: s["HELMR_PUBLIC_URL"], databaseURL: s["HELMR_DATABASE_URL"], blobURL: s["HELMR_BLOB_URL"], s3: s.s3(), keys: s.rootKeys(), log: log,
 		ownerKey: s.key("HELMR_AUTH_KEY"), lostAfter: lost, tls: encrypted,
 		mounts: func(svc *rpc.Service) map[string]http.Handler {
 			path, handler := rpc.Handler(svc, credentials)

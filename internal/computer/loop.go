@@ -19,6 +19,7 @@ func (s *Service) Loops() []loop.Piece {
 		{Name: "computer.unused", Every: 10 * time.Second, Run: s.emptyUnused},
 		{Name: "computer.workers", Every: s.beatEvery(), Run: s.findLost},
 		{Name: "computer.drain", Every: 5 * time.Second, Topics: []string{WorkersTopic, DispatchTopic}, Run: s.drainAll},
+		{Name: "computer.addresses", Every: seeEvery, Run: s.seeOwn},
 	}
 }
 

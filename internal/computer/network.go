@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"helmr.dev/helmr/client/api"
 	"helmr.dev/helmr/internal/db"
@@ -18,6 +19,67 @@ const (
 	maxAttempts    = 100
 	maxAttemptText = 253 // bytes of a name
 )
+
+// What is kept of the installation's own addresses, which are denied to Computers.
+const (
+	// denyFor is how long one is denied after it was last seen: names have more addresses than one answer gives, and a
+	// machine that is silent may still be there.
+	denyFor = time.Hour
+	// seeEvery is how often one is written down.
+	seeEvery = time.Minute
+	// maxOwned bounds the addresses of one Worker, and of servers, at a time; maxDenied what a Worker is told.
+	maxOwned, maxDenied = 64, 1024
+	servers             = "servers"
+)
+
+// DenyAddresses names what finds the addresses of this server, the database and the blob storage. Without it those of
+// Workers alone are denied. It is called before Loops run.
+func (s *Service) DenyAddresses(find func(context.Context) []netip.Addr) { s.findOwn = find }
+
+// seeOwn writes down the addresses of this server and what it uses, and forgets old ones.
+func (s *Service) seeOwn(ctx context.Context) (time.Duration, error) {
+	var found []string
+	if s.findOwn != nil {
+		for _, a := range s.findOwn(ctx) {
+			found = append(found, a.String())
+		}
+	}
+	return 0, s.db.Write(ctx, func(tx *db.Tx) error {
+		if _, err := tx.Exec(sqlDeniedForget, db.Millis(s.now().Add(-denyFor))); err != nil {
+			return fmt.Errorf("forget addresses: %w", err)
+		}
+		return s.see(tx, servers, found)
+	})
+}
+
+// see writes down where an owner is, unless that was done lately. What is no address of a machine on an IPv4 network is
+// passed over.
+func (s *Service) see(tx *db.Tx, owner string, addresses []string) error {
+	known, err := ids(tx, sqlDeniedOf, owner, db.Millis(s.now().Add(-seeEvery)))
+	if err != nil {
+		return fmt.Errorf("read addresses: %w", err)
+	}
+	// In one order, so that two servers do not wait for each other.
+	for _, text := range slices.Sorted(slices.Values(addresses[:min(len(addresses), maxOwned)])) {
+		a, err := netip.ParseAddr(text)
+		if a = a.Unmap(); err != nil || !a.Is4() || !a.IsGlobalUnicast() || slices.Contains(known, a.String()) {
+			continue
+		}
+		if _, err := tx.Exec(sqlDeniedSee, owner, a.String(), db.Millis(s.now())); err != nil {
+			return fmt.Errorf("write addresses: %w", err)
+		}
+	}
+	return nil
+}
+
+// denied lists the addresses that Computers are kept from, those that were seen last if there are too many.
+func (s *Service) denied(tx *db.Tx) ([]string, error) {
+	list, err := ids(tx, sqlDenied, db.Millis(s.now().Add(-denyFor)), maxDenied)
+	if err != nil {
+		return nil, fmt.Errorf("read denied addresses: %w", err)
+	}
+	return list, nil
+}
 
 // ReportNetwork keeps what the Worker that holds a Computer says it tried on its network. A report is what the Worker
 // remembers: what was reported before it restarted stays beside it, up to a bound. Error: lease_lost.

@@ -2,6 +2,7 @@ package computer
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	"helmr.dev/helmr/client/api"
@@ -22,6 +23,7 @@ type Service struct {
 	// lostAfter is how long a Worker may be silent. What a Worker may do without an answer follows from it and is told to
 	// Workers, so that both sides always go by one number.
 	lostAfter time.Duration
+	findOwn   func(context.Context) []netip.Addr // see DenyAddresses
 }
 
 // NewService makes the room's service. now is the clock.

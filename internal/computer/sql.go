@@ -98,6 +98,11 @@ const (
 	sqlWorkerList = workerView + ` WHERE w.name > ? AND NOT (w.status = 'lost' AND EXISTS
 		(SELECT 1 FROM workers n WHERE n.name = w.name AND n.id <> w.id AND (n.status <> 'lost' OR n.id > w.id)))` + workerGroup + ` ORDER BY w.name LIMIT ?`
 
+	sqlDeniedOf     = `SELECT address FROM denied_addresses WHERE owner = ? AND seen_at > ?`
+	sqlDeniedSee    = `INSERT INTO denied_addresses (owner, address, seen_at) VALUES (?, ?, ?) ON CONFLICT (owner, address) DO UPDATE SET seen_at = excluded.seen_at`
+	sqlDenied       = `SELECT address FROM denied_addresses WHERE seen_at > ? GROUP BY address ORDER BY MAX(seen_at) DESC, address LIMIT ?`
+	sqlDeniedForget = `DELETE FROM denied_addresses WHERE seen_at <= ?`
+
 	sqlTokenInsert = `INSERT INTO worker_tokens (id, name, prefix, token_hash, created_by, created_at) VALUES (?, ?, ?, ?, ?, ?)`
 	sqlTokenList   = `SELECT id, name, prefix, created_at, last_used_at, revoked_at FROM worker_tokens WHERE id < ? ORDER BY id DESC LIMIT ?`
 	sqlTokenGet    = `SELECT revoked_at FROM worker_tokens WHERE id = ?`

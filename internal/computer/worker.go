@@ -210,7 +210,8 @@ func offer(tx *db.Tx, workerID string, c *workerpb.Capacity) error {
 	return nil
 }
 
-// Beat keeps a Worker's leases, takes up what it offers and says how long the leases last. A Worker that was lost
+// Beat keeps a Worker's leases, takes up what it offers and where it is, and says how long the leases last and what is denied
+// to Computers. A Worker that was lost
 // meanwhile is told so with lease_lost.
 func (s *Service) Beat(ctx context.Context, r *workerpb.HeartbeatRequest) (*workerpb.HeartbeatResponse, error) {
 	out := &workerpb.HeartbeatResponse{LeaseMs: s.leaseFor().Milliseconds(), NextMs: s.beatEvery().Milliseconds()}
@@ -241,7 +242,11 @@ func (s *Service) Beat(ctx context.Context, r *workerpb.HeartbeatRequest) (*work
 			}
 		}
 		out.Status = string(w.status)
-		return nil
+		if err := s.see(tx, w.id, r.GetAddresses()); err != nil {
+			return err
+		}
+		out.Denied, err = s.denied(tx)
+		return err
 	})
 	if err == nil && r.GetLeaving() {
 		err = s.tell(ctx, r.GetWorkerId())

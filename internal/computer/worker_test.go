@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -614,6 +616,55 @@ func TestSpec_21_10_SeveralServersPlaceOnce(t *testing.T) {
 		w.must(err)
 		if v := page.Workers[0]; v.Computers != 4 || v.Reserved.CPUMillis != 4000 {
 			t.Fatalf("%+v", v)
+		}
+	})
+}
+
+// Every Worker is told where the others, the servers and what they use are, until an hour after they were last seen.
+func TestSpec_21_06_WorkersAreToldWhatIsDenied(t *testing.T) {
+	each(t, func(w *world) {
+		a, b := w.worker("a"), w.worker("b")
+		beat := func(worker string, addresses ...string) string {
+			w.t.Helper()
+			out, err := w.s.Beat(w.t.Context(), &workerpb.HeartbeatRequest{WorkerId: worker, Addresses: addresses})
+			w.must(err)
+			list := slices.Clone(out.GetDenied())
+			slices.Sort(list)
+			return strings.Join(list, " ")
+		}
+		found := []netip.Addr{netip.MustParseAddr("93.184.216.40"), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("10.9.0.1")}
+		w.s.DenyAddresses(func(context.Context) []netip.Addr { return found })
+		see := func() {
+			w.t.Helper()
+			_, err := w.s.seeOwn(w.t.Context())
+			w.must(err)
+		}
+		see()
+		if got := beat(a, "93.184.216.34", "::ffff:93.184.216.35", "::1", "2001:db8::1", "127.0.0.2", "0.0.0.0", "224.0.0.1", "169.254.1.1", "none", ""); got != "10.9.0.1 93.184.216.34 93.184.216.35 93.184.216.40" {
+			w.t.Errorf("the one that says where it is hears %q", got)
+		}
+		if got := beat(b, "10.9.0.1"); got != "10.9.0.1 93.184.216.34 93.184.216.35 93.184.216.40" {
+			w.t.Errorf("another hears %q", got)
+		}
+		// The machine has moved, the servers' database too.
+		w.advance(denyFor - time.Second)
+		found = found[2:]
+		see()
+		if got := beat(a, "93.184.216.34"); !strings.Contains(got, "93.184.216.35") || !strings.Contains(got, "93.184.216.40") {
+			w.t.Errorf("within the hour it hears %q", got)
+		}
+		w.advance(2 * time.Second)
+		see()
+		if got := beat(b); got != "10.9.0.1 93.184.216.34" {
+			w.t.Errorf("after the hour it hears %q", got)
+		}
+		// One Worker cannot name the whole internet.
+		var many []string
+		for i := range 500 {
+			many = append(many, fmt.Sprintf("20.0.%d.%d", i/250, i%250+1))
+		}
+		if got := len(strings.Fields(beat(a, many...))); got != maxOwned+2 {
+			w.t.Errorf("%d addresses are denied", got)
 		}
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -52,6 +54,23 @@ func openPostgres(ctx context.Context, url string) (*DB, error) {
 	d := &DB{kind: PostgreSQL, pool: pool, hub: newHub(), echoes: newEchoes(), cancel: cancel}
 	d.done.Go(func() { d.listen(run, config) })
 	return d, nil
+}
+
+// Hosts gives the names or addresses of the machines that a database is on, by its URL; none for one that is on this.
+func Hosts(url string) []string {
+	if strings.HasPrefix(url, "sqlite:") {
+		return nil
+	}
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		return nil // Open says what is wrong with it
+	}
+	hosts := []string{cfg.Host}
+	for _, f := range cfg.Fallbacks {
+		hosts = append(hosts, f.Host)
+	}
+	slices.Sort(hosts)
+	return slices.DeleteFunc(slices.Compact(hosts), func(h string) bool { return strings.HasPrefix(h, "/") }) // a socket
 }
 
 // writePostgres runs fn in a transaction of its own and repeats it while the database reports a conflict.

@@ -74,13 +74,18 @@ type Gateway struct {
 
 	// changing is held while namespaces, links and rules are changed.
 	changing sync.Mutex
-	lastSlot int // guarded by changing
+	// all below are guarded by changing
+	lastSlot int
+	told     []netip.Prefix // by Deny
+	toldKept bool           // for another start
+	enforced []netip.Prefix // what of blocked the rules have
 
 	mu sync.RWMutex
 	// all below are guarded by mu
 	computers map[string]*computer
 	bySource  map[netip.Addr]*computer
-	blocked   []netip.Prefix // with the host's addresses
+	own       []netip.Prefix // the host's addresses
+	blocked   []netip.Prefix // Config's, the host's and what was told
 }
 
 // Open takes up the gateway of a folder with the Computers that it has, or makes one. It fails on a host that cannot
@@ -153,13 +158,17 @@ func (g *Gateway) open(ctx context.Context) error {
 		return err
 	}
 	g.mtu = mtu
-	g.blocked = slices.Concat(g.cfg.Blocked, own)
+	if err := g.readTold(); err != nil {
+		return err
+	}
+	g.own, g.blocked = own, slices.Concat(g.cfg.Blocked, own, g.told)
 	g.rules = newRules(g.ns)
 	all := g.sorted()
 	// Rules come first: before them nothing is forwarded, because a new namespace has no links.
 	if err := g.rules.install(all, mandatory(g.blocked, nil)); err != nil {
 		return err
 	}
+	g.enforced = g.blocked
 	if err := g.prepareGateway(); err != nil {
 		return err
 	}
@@ -398,23 +407,28 @@ func (g *Gateway) watchHost(ctx context.Context) {
 func (g *Gateway) refresh() error {
 	g.changing.Lock()
 	defer g.changing.Unlock()
+	return g.refreshLocked()
+}
+
+// refreshLocked is refresh for who holds changing.
+func (g *Gateway) refreshLocked() error {
 	own, devices, _, err := g.addresses()
 	if err != nil {
 		return err
 	}
-	blocked := slices.Concat(g.cfg.Blocked, own)
+	blocked := slices.Concat(g.cfg.Blocked, own, g.told)
 	g.mu.Lock()
-	changed := !slices.Equal(blocked, g.blocked)
-	g.blocked = blocked
+	g.own, g.blocked = own, blocked
 	open := false
 	for _, c := range g.computers {
 		open = open || c.policy.Open()
 	}
 	g.mu.Unlock()
-	if changed {
+	if !slices.Equal(blocked, g.enforced) {
 		if err := g.rules.deny(mandatory(blocked, nil)); err != nil {
 			return err
 		}
+		g.enforced = blocked
 	}
 	if open {
 		return g.uplink(devices) // also when somebody emptied the host's rules

@@ -1,6 +1,8 @@
 package egress
 
 import (
+	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -229,6 +231,65 @@ func TestSpec_21_06_The_Installation_Is_Denied(t *testing.T) {
 	l.awaitAttempt(u.id, "server.example invalid AddrPort destination_denied")
 	if got, err := u.tls(otherIP+":443", "allowed.example"); err != nil || !strings.HasPrefix(got, allowedIP) {
 		t.Errorf("control: %q, %v", got, err)
+	}
+}
+
+// What the server tells is denied from then on, also after a restart, until it tells otherwise.
+func TestSpec_21_06_What_The_Server_Tells_Is_Denied(t *testing.T) {
+	t.Parallel()
+	l := setup(t)
+	l.records["server.example"] = []string{otherIP}
+	u := l.computer(`{"allowDomains":["server.example","allowed.example"]}`)
+	o := l.computer(`{"blockAll":false}`)
+	if got, err := u.tls(otherIP+":443", "server.example"); err != nil || !strings.HasPrefix(got, otherIP) {
+		t.Fatalf("control: %q, %v", got, err)
+	}
+	flow, err := o.dial("tcp4", otherIP+":8080")
+	l.must(err)
+	echo := func() error {
+		if _, err := io.WriteString(flow, "x"); err != nil {
+			return err
+		}
+		_, err := io.ReadFull(flow, make([]byte, 1))
+		return err
+	}
+	l.must(echo())
+
+	if err := l.g.Deny([]netip.Addr{netip.MustParseAddr("::1"), netip.MustParseAddr(otherIP), {}}); err == nil || !strings.Contains(err.Error(), "::1") {
+		t.Errorf("addresses that are none: %v", err)
+	}
+	refuse := func(when string) {
+		u.shut([]attack{dnsAttack("server.example", dns.TypeA), tlsAttack(otherIP+":443", "server.example"), httpAttack("to a server", "GET / HTTP/1.1\r\nHost: server.example\r\nConnection: close\r\n\r\n")})
+		o.shut([]attack{dialAttack("tcp4", otherIP+":8080"), udpAttack(otherIP + ":123"), dnsAttack("server.example", dns.TypeA)})
+		if got, err := u.tls(allowedIP+":443", "allowed.example"); err != nil || !strings.HasPrefix(got, allowedIP) {
+			t.Errorf("control %s: %q, %v", when, got, err)
+		}
+	}
+	refuse("at once")
+	l.must(flow.SetDeadline(time.Now().Add(time.Second)))
+	if err := echo(); err == nil {
+		t.Error("a connection of before goes on")
+	}
+	l.must(l.g.shut())
+	l.open()
+	refuse("after a restart")
+
+	l.must(l.g.Deny(nil))
+	if got, err := u.tls(otherIP+":443", "server.example"); err != nil || !strings.HasPrefix(got, otherIP) {
+		t.Errorf("denied no more: %q, %v", got, err)
+	}
+	if got, err := o.udp(otherIP+":123", "again"); err != nil || got != "again" {
+		t.Errorf("denied no more: %q, %v", got, err)
+	}
+	if got := fmt.Sprint(l.g.Addresses()); got != "["+hostIP+" 192.168.7.1]" && got != "[192.168.7.1 "+hostIP+"]" {
+		t.Errorf("the host's own: %s", got)
+	}
+	many := make([]netip.Addr, 0, MaxTold+1)
+	for a := netip.MustParseAddr("20.0.0.0"); len(many) <= MaxTold; a = a.Next() {
+		many = append(many, a)
+	}
+	if err := l.g.Deny(many); err == nil || !strings.Contains(err.Error(), "too many") || len(l.g.told) != MaxTold {
+		t.Errorf("too many: %v, %d", err, len(l.g.told))
 	}
 }
 

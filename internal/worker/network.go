@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -78,6 +79,22 @@ func (w *Worker) sweepNetworks(living map[string]*sandbox.Status) error {
 		}
 	}
 	return nil
+}
+
+// deny keeps Computers from the addresses that the server names. What is wrong with them stops nothing else: the rest is
+// denied, and it is tried again with the next heartbeat.
+func (w *Worker) deny(addresses []string) {
+	if w.cfg.Network == nil {
+		return
+	}
+	list := make([]netip.Addr, 0, len(addresses))
+	for _, text := range addresses {
+		a, _ := netip.ParseAddr(text) // the Gateway names what is none
+		list = append(list, a)
+	}
+	if err := w.cfg.Network.Deny(list); err != nil {
+		w.cfg.Log.Error("not all that belongs to the installation is denied to computers", "error", err)
+	}
 }
 
 // Times between reports of what one Computer tried: something new is waited on a little, for what comes with it.

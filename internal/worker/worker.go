@@ -280,6 +280,11 @@ func (w *Worker) heartbeat(ctx context.Context, offer bool) ([]*workerpb.Lease, 
 	if offer {
 		req.Capacity = &workerpb.Capacity{CpuMillis: w.cfg.CPUMillis, MemoryMib: w.cfg.MemoryMiB, DiskMib: w.cfg.DiskMiB}
 	}
+	if w.cfg.Network != nil {
+		for _, a := range w.cfg.Network.Addresses() {
+			req.Addresses = append(req.Addresses, a.String())
+		}
+	}
 	limited, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	sentAt := uptime()
@@ -290,6 +295,7 @@ func (w *Worker) heartbeat(ctx context.Context, offer bool) ([]*workerpb.Lease, 
 	if err != nil {
 		return nil, err
 	}
+	w.deny(resp.GetDenied())
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	// The server says whether it still waits for an offer: another heartbeat may have been under way when this Worker

@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -126,7 +127,13 @@ func (g *guarded) Control(ctx context.Context, r *workerpb.ControlRequest) (*wor
 	return g.s.Control(ctx, r)
 }
 
+// Heartbeat adds the address that the Worker is seen under, which its machine may not know.
 func (g *guarded) Heartbeat(ctx context.Context, r *workerpb.HeartbeatRequest) (*workerpb.HeartbeatResponse, error) {
+	if call, ok := connect.CallInfoForHandlerContext(ctx); ok {
+		if from, err := netip.ParseAddrPort(call.Peer().Addr); err == nil {
+			r.Addresses = append([]string{from.Addr().Unmap().String()}, r.GetAddresses()...)
+		}
+	}
 	return g.s.Heartbeat(ctx, r)
 }
 

@@ -48,7 +48,10 @@ func TestSpec_21_08_CallsNeedTheCredentialOfTheirWorker(t *testing.T) {
 	service := New(d.Hub(), computers, nil, nil, nil)
 	path, handler := Handler(service, NewCredentials([]byte("key"), time.Now))
 	mux := http.NewServeMux()
-	mux.Handle(path, handler)
+	mux.Handle(path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.RemoteAddr = "93.184.216.34:1234"
+		handler.ServeHTTP(w, r)
+	}))
 	srv := httptest.NewServer(mux)
 	t.Cleanup(srv.Close)
 	ctx := context.Background()
@@ -74,8 +77,13 @@ func TestSpec_21_08_CallsNeedTheCredentialOfTheirWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := call(a.GetCredential()).Heartbeat(ctx, &workerpb.HeartbeatRequest{WorkerId: a.GetWorkerId()}); err != nil {
+	beat, err := call(a.GetCredential()).Heartbeat(ctx, &workerpb.HeartbeatRequest{WorkerId: a.GetWorkerId(), Addresses: []string{"10.9.0.1"}})
+	if err != nil {
 		t.Fatal(err)
+	}
+	// Where it is seen and where it says it is, from where Computers are kept (21.6).
+	if got := strings.Join(beat.GetDenied(), " "); got != "10.9.0.1 93.184.216.34" {
+		t.Errorf("denied to Computers: %q", got)
 	}
 	for _, credential := range []string{"", "x", b.GetCredential()} {
 		if _, err := call(credential).Heartbeat(ctx, &workerpb.HeartbeatRequest{WorkerId: a.GetWorkerId()}); err == nil || !strings.Contains(err.Error(), "credential") {

@@ -495,7 +495,9 @@ type HeartbeatRequest struct {
 	// The Worker wants to leave in an orderly way: its Computers are emptied, saved and stopped.
 	Leaving bool `protobuf:"varint,2,opt,name=leaving,proto3" json:"leaving,omitempty"`
 	// What the Worker offers, with the first heartbeat of its program: from then on it may get Computers.
-	Capacity      *Capacity `protobuf:"bytes,3,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	Capacity *Capacity `protobuf:"bytes,3,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	// IPv4 addresses of the Worker's machine, for the Computers of others to be kept from.
+	Addresses     []string `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -547,6 +549,13 @@ func (x *HeartbeatRequest) GetLeaving() bool {
 func (x *HeartbeatRequest) GetCapacity() *Capacity {
 	if x != nil {
 		return x.Capacity
+	}
+	return nil
+}
+
+func (x *HeartbeatRequest) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
 	}
 	return nil
 }
@@ -620,7 +629,10 @@ type HeartbeatResponse struct {
 	// When to send the next heartbeat.
 	NextMs int64 `protobuf:"varint,3,opt,name=next_ms,json=nextMs,proto3" json:"next_ms,omitempty"`
 	// Its state, for its log.
-	Status        string `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
+	Status string `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
+	// IPv4 addresses that are denied to Computers whatever their policy: of servers, Workers, the database and the blob
+	// storage. They hold until the next answer.
+	Denied        []string `protobuf:"bytes,5,rep,name=denied,proto3" json:"denied,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -681,6 +693,13 @@ func (x *HeartbeatResponse) GetStatus() string {
 		return x.Status
 	}
 	return ""
+}
+
+func (x *HeartbeatResponse) GetDenied() []string {
+	if x != nil {
+		return x.Denied
+	}
+	return nil
 }
 
 type ControlRequest struct {
@@ -3671,22 +3690,24 @@ const file_internal_worker_proto_worker_proto_rawDesc = "" +
 	"\n" +
 	"credential\x18\x02 \x01(\tR\n" +
 	"credential\x12#\n" +
-	"\rcredential_ms\x18\x03 \x01(\x03R\fcredentialMs\"\x80\x01\n" +
+	"\rcredential_ms\x18\x03 \x01(\x03R\fcredentialMs\"\x9e\x01\n" +
 	"\x10HeartbeatRequest\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x18\n" +
 	"\aleaving\x18\x02 \x01(\bR\aleaving\x125\n" +
-	"\bcapacity\x18\x03 \x01(\v2\x19.helmr.worker.v1.CapacityR\bcapacity\"c\n" +
+	"\bcapacity\x18\x03 \x01(\v2\x19.helmr.worker.v1.CapacityR\bcapacity\x12\x1c\n" +
+	"\taddresses\x18\x04 \x03(\tR\taddresses\"c\n" +
 	"\bCapacity\x12\x1d\n" +
 	"\n" +
 	"cpu_millis\x18\x01 \x01(\x03R\tcpuMillis\x12\x1d\n" +
 	"\n" +
 	"memory_mib\x18\x02 \x01(\x03R\tmemoryMib\x12\x19\n" +
-	"\bdisk_mib\x18\x03 \x01(\x03R\adiskMib\"\x8f\x01\n" +
+	"\bdisk_mib\x18\x03 \x01(\x03R\adiskMib\"\xa7\x01\n" +
 	"\x11HeartbeatResponse\x12.\n" +
 	"\x06leases\x18\x01 \x03(\v2\x16.helmr.worker.v1.LeaseR\x06leases\x12\x19\n" +
 	"\blease_ms\x18\x02 \x01(\x03R\aleaseMs\x12\x17\n" +
 	"\anext_ms\x18\x03 \x01(\x03R\x06nextMs\x12\x16\n" +
-	"\x06status\x18\x04 \x01(\tR\x06status\"\xd0\x01\n" +
+	"\x06status\x18\x04 \x01(\tR\x06status\x12\x16\n" +
+	"\x06denied\x18\x05 \x03(\tR\x06denied\"\xd0\x01\n" +
 	"\x0eControlRequest\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12>\n" +
 	"\x06action\x18\x02 \x01(\x0e2&.helmr.worker.v1.ControlRequest.ActionR\x06action\x12\x1d\n" +
