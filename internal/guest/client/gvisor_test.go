@@ -100,7 +100,7 @@ func (g *gvisor) writeSpec(rootfs string) {
 		return map[string]any{"type": "bind", "source": source, "destination": destination, "options": []string{"ro", "rbind"}}
 	}
 	capabilities := []string{
-		"CAP_SYS_ADMIN", "CAP_KILL", "CAP_SETUID", "CAP_SETGID", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_SYS_PTRACE",
+		"CAP_SYS_ADMIN", "CAP_KILL", "CAP_SETUID", "CAP_SETGID", "CAP_CHOWN", "CAP_SYS_CHROOT", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_SYS_PTRACE",
 	}
 	raw, err := json.Marshal(map[string]any{
 		"ociVersion": "1.0.2", "hostname": "helmr", "root": map[string]any{"path": rootfs},

@@ -1,7 +1,6 @@
 package scope
 
 import (
-	"errors"
 	"sync"
 	"time"
 )
@@ -15,7 +14,7 @@ const (
 )
 
 // Pool keeps scopes whose program has ended and whose every process is gone, for the next program: starting the first
-// process of a scope takes longer than many a program. A scope is used again only after its first process saw that nothing
+// process of a scope takes longer than many a program. A scope is used again only after it was seen that nothing
 // is left in it and that its mounts are as they were. The Pool holds none until it was used, and lets go of them when it
 // has not been used for a while. It is safe for concurrent use.
 type Pool struct {
@@ -44,7 +43,7 @@ func NewPool(r *Reaper, most int, idle time.Duration) *Pool {
 }
 
 // Start is as the function Start, with a scope of the pool. When none is free it waits for a new one or for one that
-// becomes free, whichever is first. It begins a program a second time only when the first attempt was never read.
+// becomes free, whichever is first. When a scope turns out to have ended it takes another.
 func (p *Pool) Start(spec Spec, note func(string)) (*Scope, error) {
 	if err := spec.check(); err != nil {
 		return nil, err
@@ -54,12 +53,12 @@ func (p *Pool) Start(spec Spec, note func(string)) (*Scope, error) {
 		if err != nil {
 			return nil, err
 		}
-		s, err := b.begin(spec, note, p.give)
+		s, err := b.run(spec, note, p.give)
 		if err == nil {
 			return s, nil
 		}
 		b.discard()
-		if !errors.Is(err, errUnopened) || refused == maxRefusals {
+		if refused == maxRefusals {
 			return nil, err
 		}
 	}

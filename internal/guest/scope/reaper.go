@@ -2,10 +2,10 @@ package scope
 
 import (
 	"errors"
-	"os"
-	"os/signal"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Reaper collects every child of this process, its own and the orphans that PID 1 inherits. While it runs nothing
@@ -17,19 +17,38 @@ type Reaper struct {
 	// forking counts forks whose pid is not known yet; early keeps ends seen meanwhile.
 	forking int
 	early   map[int]syscall.WaitStatus
+	// forks counts the forks that are over; forked is signalled when it grows.
+	forks  int
+	forked *sync.Cond
 }
 
 // NewReaper makes a Reaper and starts its goroutine, which lives as long as the process.
 func NewReaper() *Reaper {
 	r := &Reaper{waiting: map[int]chan syscall.WaitStatus{}, early: map[int]syscall.WaitStatus{}}
-	ended := make(chan os.Signal, 1)
-	signal.Notify(ended, syscall.SIGCHLD)
-	go func() {
-		for range ended {
-			r.collect()
-		}
-	}()
+	r.forked = sync.NewCond(&r.mu)
+	go r.run()
 	return r
+}
+
+// run waits for ends in a thread of its own, which is faster than to be told by signals. A process without children has
+// none to wait for until it has forked.
+func (r *Reaper) run() {
+	for {
+		r.mu.Lock()
+		forks := r.forks
+		r.mu.Unlock()
+		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		switch {
+		case err == nil:
+			r.collect()
+		case errors.Is(err, unix.ECHILD):
+			r.mu.Lock()
+			for forks == r.forks {
+				r.forked.Wait()
+			}
+			r.mu.Unlock()
+		}
+	}
 }
 
 // collect takes every child that has ended. Holding mu over wait4 means that a pid in waiting is never one that was
@@ -64,6 +83,8 @@ func (r *Reaper) fork(path string, argv []string, attr *syscall.ProcAttr) (int, 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.forking--
+	r.forks++
+	r.forked.Signal()
 	ended := make(chan syscall.WaitStatus, 1)
 	if err == nil {
 		if status, ok := r.early[pid]; ok {
@@ -85,5 +106,14 @@ func (r *Reaper) kill(pid int) {
 	defer r.mu.Unlock()
 	if _, ok := r.waiting[pid]; ok {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// terminate sends SIGTERM to the process group of a child that was not collected yet.
+func (r *Reaper) terminate(pid int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.waiting[pid]; ok {
+		_ = syscall.Kill(-pid, syscall.SIGTERM)
 	}
 }

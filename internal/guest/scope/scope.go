@@ -1,15 +1,12 @@
 package scope
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 )
 
 // Role is the first argument that makes the binary run Main.
@@ -17,6 +14,9 @@ const Role = "scope"
 
 // self is this binary; Main runs from it.
 const self = "/proc/self/exe"
+
+// maxFiles bounds the files of a Spec.
+const maxFiles = 16
 
 // Spec says what to run. No string of it may hold a NUL.
 type Spec struct {
@@ -42,15 +42,14 @@ type Result struct {
 	Signal syscall.Signal
 }
 
-// Scope is a running scope.
+// Scope is a scope with a program.
 type Scope struct {
+	pid     int
+	ended   <-chan syscall.WaitStatus // the program
 	started chan struct{}
 	done    chan struct{}
-	note    func(string)
-	// What the first process said. running is that the program was started, said that its result is known, clean that
-	// nothing is left of it. Of begin first, then of watch; result is everybody's once done is closed.
-	running, said, clean bool
-	result               Result
+	// result is set before done is closed.
+	result Result
 
 	mu sync.Mutex
 	// over is guarded by mu: the blank is not this Scope's any more, and may already run something else.
@@ -58,8 +57,8 @@ type Scope struct {
 	blank *blank
 }
 
-// Start begins a scope of its own for a program, and returns when that runs or cannot. note gets remarks worth a log line and may be nil. An error means that
-// nothing runs; a program that cannot be executed is no error but a Result.
+// Start begins a scope of its own for a program, and returns when that runs or cannot. note gets remarks worth a log line
+// and may be nil. An error means that nothing runs; a program that cannot be executed is no error but a Result.
 func Start(r *Reaper, spec Spec, note func(string)) (*Scope, error) {
 	if err := spec.check(); err != nil {
 		return nil, err
@@ -68,7 +67,7 @@ func Start(r *Reaper, spec Spec, note func(string)) (*Scope, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := b.begin(spec, note, nil)
+	s, err := b.run(spec, note, nil)
 	if err != nil {
 		b.discard()
 		return nil, err
@@ -90,81 +89,54 @@ func (spec Spec) check() error {
 	return nil
 }
 
-// begin has the blank run a program and returns when that runs or cannot. keep gets the blank when it can run another;
-// without keep it ends with the program. After errUnopened nothing runs, and nothing will; otherwise the program is not to
-// be begun a second time.
-func (b *blank) begin(spec Spec, note func(string), keep func(*blank)) (*Scope, error) {
-	if err := b.send(spec); err != nil {
-		return nil, err
-	}
-	s := &Scope{blank: b, started: make(chan struct{}), done: make(chan struct{}), note: note}
+// run has a program run in the blank and returns when that runs or cannot. keep gets the blank when it can run another;
+// without keep it ends with the program. An error wraps errGone: the scope ended too early, and nothing has begun.
+func (b *blank) run(spec Spec, note func(string), keep func(*blank)) (*Scope, error) {
 	for _, text := range b.notes {
-		s.remark(text)
-	}
-	for !s.said && b.lines.Scan() {
-		s.hear(b.lines.Text())
-		if s.running {
-			close(s.started)
-			break
+		if note != nil {
+			note(text)
 		}
 	}
-	if !s.said && !s.running && errors.Is(b.lines.Err(), syscall.ECONNRESET) {
-		return nil, fmt.Errorf("%w: it ended before it read that", errUnopened)
+	s := &Scope{blank: b, started: make(chan struct{}), done: make(chan struct{})}
+	var err error
+	s.pid, s.ended, err = b.begin(spec)
+	switch {
+	case err == nil:
+		close(s.started)
+		go s.watch(keep)
+		return s, nil
+	case errors.Is(err, errGone), errors.Is(err, syscall.ENOMEM): // no process begins in a namespace that has ended: ENOMEM
+		return nil, errors.Join(errGone, err)
 	}
-	go s.watch(keep)
+	errno, _ := errors.AsType[syscall.Errno](err)
+	s.result, s.over = Result{Failed: err.Error(), Errno: errno}, true
+	b.release(keep != nil, keep)
+	close(s.done)
 	return s, nil
 }
 
-// hear takes up a line of the first process.
-func (s *Scope) hear(line string) {
-	word, rest, _ := strings.Cut(line, " ")
-	n, text, _ := strings.Cut(rest, " ")
-	number, _ := strconv.Atoi(n)
-	switch word {
-	case "started":
-		s.running = true
-	case "note":
-		s.remark(rest)
-	case "failed":
-		s.result, s.said = Result{Failed: text, Errno: syscall.Errno(number)}, true
-	case "exit":
-		s.result, s.said = Result{Code: number}, true
-	case "signal":
-		s.result, s.said = Result{Signal: syscall.Signal(number)}, true
-	case "clean":
-		s.clean = s.said
-	}
-}
-
-func (s *Scope) remark(text string) {
-	if s.note != nil {
-		s.note(text)
-	}
-}
-
-// watch reads what the first process says until the program's scope is empty.
+// watch waits for the end of the program and then ends whatever it left.
 func (s *Scope) watch(keep func(*blank)) {
-	b := s.blank
-	for !s.clean && b.lines.Scan() {
-		s.hear(b.lines.Text())
+	status := <-s.ended
+	s.result = Result{Code: status.ExitStatus()}
+	if status.Signaled() {
+		s.result = Result{Signal: status.Signal()}
 	}
+	free := keep != nil && s.blank.empty() && s.blank.unchanged()
 	s.mu.Lock()
 	s.over = true
 	s.mu.Unlock()
-	if s.clean && keep != nil {
+	s.blank.release(free, keep)
+	close(s.done)
+}
+
+// release passes a blank on that is free for another program, and ends any other.
+func (b *blank) release(free bool, keep func(*blank)) {
+	if free {
 		keep(b)
-		close(s.done)
 		return
 	}
-	// Lines end when the first process ended, or (a line beyond the Scanner's bound) when it misbehaves.
-	status := b.discard()
-	if !s.said {
-		s.result = Result{Code: status.ExitStatus()}
-		if status.Signaled() {
-			s.result = Result{Signal: status.Signal()}
-		}
-	}
-	close(s.done)
+	b.discard()
 }
 
 // Started is closed when the program runs. It stays open if that never happens.
@@ -188,13 +160,5 @@ func (s *Scope) Kill() {
 	}
 }
 
-// Terminate sends SIGTERM to the program and the process group it leads.
-func (s *Scope) Terminate() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.over {
-		return
-	}
-	_ = s.blank.stops.SetWriteDeadline(time.Now().Add(time.Second))
-	_, _ = s.blank.stops.Write(binary.BigEndian.AppendUint32(nil, s.blank.run))
-}
+// Terminate sends SIGTERM to the program and the process group it leads, if it has not ended.
+func (s *Scope) Terminate() { s.blank.reaper.terminate(s.pid) }

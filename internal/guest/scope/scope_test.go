@@ -1,13 +1,11 @@
 package scope
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -183,9 +181,8 @@ func TestPoolKeepsScopes(t *testing.T) {
 		t.Fatalf("mounts of the program before are there: %q", out)
 	}
 	// A scope that died is no loss.
-	for _, pid := range p.pids() {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
-	}
+	p.killIdle()
+	until(t, "the end of an idle scope", func() bool { return p.idleDead() })
 	if _, result := script(t, p.Start, Spec{}, "exit 4"); result.Code != 4 {
 		t.Fatalf("%+v", result)
 	}
@@ -264,8 +261,8 @@ func TestLateKillMeetsNobody(t *testing.T) {
 	}
 }
 
-// Hundreds at once, again and again, with scopes that die before they are used: each program runs exactly once and gets
-// its own outcome.
+// Hundreds at once, again and again, while scopes are killed before, at and after the moment a program begins in them:
+// each program runs once, or is killed with its scope and is then never begun again; and each gets its own outcome.
 func TestManyAtOnceRunExactlyOnce(t *testing.T) {
 	r := setup(t)
 	p := NewPool(r, 4, time.Hour)
@@ -281,101 +278,164 @@ func TestManyAtOnceRunExactlyOnce(t *testing.T) {
 		}
 		marks := filepath.Join(t.TempDir(), "marks")
 		over := make(chan struct{})
+		var kills int
 		var killer sync.WaitGroup
-		killer.Go(func() {
-			for n := 0; ; n++ {
-				select {
-				case <-over:
-					return
-				case <-time.After(5 * time.Millisecond):
+		if round%2 == 1 {
+			killer.Go(func() {
+				for {
+					select {
+					case <-over:
+						return
+					case <-time.After(5 * time.Millisecond):
+					}
+					kills += p.killIdle()
 				}
-				p.killIdle()
-			}
-		})
+			})
+		}
+		killed := make([]bool, many)
 		var wg sync.WaitGroup
 		for i := range many {
 			wg.Go(func() {
-				switch i % 3 {
-				case 0: // it ends at once, perhaps before its start was noticed
-					if out, result := script(t, p.Start, Spec{Argv: []string{"/bin/sh", "-c", fmt.Sprintf("echo %d >>%s; exit %d", i, marks, i%100)}}, ""); result.Code != i%100 || result.Failed != "" || out != "" {
-						t.Errorf("%d: %q %+v", i, out, result)
-					}
-				case 1:
-					if out, result := script(t, p.Start, Spec{}, fmt.Sprintf("echo %d >>%s; echo out %d; exit %d", i, marks, i, i%100)); result.Code != i%100 || out != fmt.Sprintf("out %d\n", i) {
-						t.Errorf("%d: %q %+v", i, out, result)
-					}
-				default:
-					if out, result := script(t, p.Start, Spec{Argv: []string{"/bin/false"}}, ""); result.Code != 1 || out != "" {
-						t.Errorf("%d: %q %+v", i, out, result)
-					}
+				text, want := fmt.Sprintf("echo %d >>%s; exit %d", i, marks, i%100), ""
+				if i%2 == 1 {
+					text, want = fmt.Sprintf("echo %d >>%s; echo out %d; exit %d", i, marks, i, i%100), fmt.Sprintf("out %d\n", i)
+				}
+				out, result := script(t, p.Start, Spec{Argv: []string{"/bin/sh", "-c", text}}, "")
+				killed[i] = result == Result{Signal: syscall.SIGKILL}
+				if !killed[i] && (result != Result{Code: i % 100} || out != want) {
+					t.Errorf("%d: %q %+v", i, out, result)
 				}
 			})
 		}
 		wg.Wait()
 		close(over)
 		killer.Wait()
-		raw, err := os.ReadFile(marks)
+		ran := marksIn(t, marks)
+		lost := 0
+		for i := range many {
+			if killed[i] {
+				lost++
+			}
+			if n := ran[fmt.Sprint(i)]; n > 1 || (n == 0 && !killed[i]) {
+				t.Errorf("round %d: program %d ran %d times, killed: %v", round, i, n, killed[i])
+			}
+		}
+		if lost > kills {
+			t.Errorf("round %d: %d programs were killed with their scope, by %d kills", round, lost, kills)
+		}
+	}
+}
+
+// marksIn counts the lines of a file.
+func marksIn(t *testing.T, path string) map[string]int {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	n := map[string]int{}
+	for line := range strings.FieldsSeq(string(raw)) {
+		n[line]++
+	}
+	return n
+}
+
+// killIdle kills the first process of one scope that nobody uses, and tells how many that were.
+func (p *Pool) killIdle() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.blanks) == 0 {
+		return 0
+	}
+	p.reaper.kill(p.blanks[len(p.blanks)-1].pid)
+	return 1
+}
+
+// idleDead tells whether it is known that the scope that would be used next has ended.
+func (p *Pool) idleDead() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.blanks) == 0 || p.blanks[len(p.blanks)-1].dead()
+}
+
+// A scope that dies is replaced only when nothing can have begun in it.
+func TestScopesThatDieAtTheStart(t *testing.T) {
+	r := setup(t)
+	marks := filepath.Join(t.TempDir(), "marks")
+	spec := Spec{Argv: []string{"sh", "-c", "echo ran >>" + marks + "; sleep 1000"}, Env: plain, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}}
+	fresh := func() *blank {
+		b, err := newBlank(r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines := strings.Fields(string(raw))
-		slices.Sort(lines)
-		if n := len(lines); n != len(slices.Compact(slices.Clone(lines))) || n != many-many/3 {
-			t.Fatalf("round %d: %d programs left their mark, want %d; %d different ones", round, n, many-many/3, len(slices.Compact(lines)))
-		}
+		return b
 	}
-}
-
-// killIdle kills the first process of one scope that nobody uses.
-func (p *Pool) killIdle() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.blanks) > 0 {
-		p.reaper.kill(p.blanks[0].pid)
+	end := func(b *blank) {
+		r.kill(b.pid)
+		until(t, "the end of a first process", b.dead)
 	}
-}
 
-// A message that was not taken whole has begun nothing, and one that was taken is never given to another scope.
-func TestSendIsAllOrNothing(t *testing.T) {
-	r := setup(t)
-	spec := Spec{Argv: []string{"sh", "-c", "true"}, Env: []string{"BIG=" + strings.Repeat("x", 8<<20)}, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}}
-	b, err := newBlank(r)
+	b := fresh() // before anybody goes there
+	end(b)
+	if _, err := b.run(spec, nil, nil); !errors.Is(err, errGone) {
+		t.Fatalf("a program began in a scope that had ended: %v", err)
+	}
+	b.discard()
+
+	b = fresh() // between going there and beginning
+	err := b.visit(func() error {
+		end(b)
+		_, _, err := startProgram(r, spec)
+		return err
+	})
+	if !errors.Is(err, syscall.ENOMEM) {
+		t.Fatalf("a program began in a scope that had ended: %v", err)
+	}
+	b.discard()
+	if ran := marksIn(t, marks); len(ran) > 0 {
+		t.Fatalf("something ran: %v", ran)
+	}
+
+	b = fresh() // once it runs, that counts
+	s, err := b.run(spec, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(b.pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
+	until(t, "the mark of a program", func() bool { return len(marksIn(t, marks)) > 0 })
+	r.kill(b.pid)
+	if result := s.Result(); result.Signal != syscall.SIGKILL {
+		t.Fatalf("%+v", result)
 	}
-	failed := make(chan error, 1)
-	go func() { failed <- b.send(spec) }()
-	select {
-	case err := <-failed:
-		t.Fatalf("8 MiB went to somebody who does not read: %v", err)
-	case <-time.After(50 * time.Millisecond):
+	if ran := marksIn(t, marks); ran["ran"] != 1 {
+		t.Fatalf("%v", ran)
 	}
-	b.reaper.kill(b.pid)
-	if err := <-failed; err == nil || !strings.Contains(err.Error(), errUnopened.Error()) {
-		t.Fatalf("%v", err)
-	}
-	b.discard()
+}
 
-	// The message was taken by the kernel, but the first process died before it read it.
-	if b, err = newBlank(r); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(b.pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	spec.Env = nil
-	if err := b.send(spec); err != nil {
-		t.Fatal(err)
-	}
-	b.reaper.kill(b.pid)
-	if b.lines.Scan() || !errors.Is(b.lines.Err(), syscall.ECONNRESET) {
-		t.Fatalf("%q %v", b.lines.Text(), b.lines.Err())
-	}
-	b.discard()
-	if encoded := encode(7, Spec{Argv: []string{"a", ""}, User: "u"}); !bytes.HasSuffix(encoded, []byte("u\x00\x002\x00a\x00\x00")) {
-		t.Fatalf("%q", encoded)
+// What sits in a scope is found by its namespace, wherever its parent is.
+func TestNothingIsLeftInAScope(t *testing.T) {
+	r := setup(t)
+	p := NewPool(r, 1, time.Hour)
+	defer p.empty()
+	for range 10 {
+		// The limits and the signals of a program are those of this process's own children.
+		out, result := script(t, p.Start, Spec{}, "ulimit -n; grep '^SigBlk' /proc/self/status; (sleep 1000 >/dev/null 2>&1 &) ; (setsid sleep 1000 >/dev/null 2>&1 &)")
+		if result.Code != 0 {
+			t.Fatalf("%+v", result)
+		}
+		var limit syscall.Rlimit
+		var first int
+		if _, err := fmt.Sscan(out, &first); err != nil || syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil || uint64(first) > limit.Cur {
+			t.Fatalf("%q %v", out, err)
+		}
+		if !strings.Contains(out, "0000000000000000") {
+			t.Fatalf("a program starts with signals blocked:\n%s", out)
+		}
+		p.mu.Lock()
+		for _, b := range p.blanks {
+			if n, err := b.processes(); n != 1 || err != nil {
+				t.Errorf("%d processes in a scope that is free: %v", n, err)
+			}
+		}
+		p.mu.Unlock()
 	}
 }
