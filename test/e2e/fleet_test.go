@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -297,7 +298,17 @@ func (f *fleet) traces() []string {
 	return out
 }
 
-// watcher looks at the sandboxes of all Workers and remembers each Computer that was on two at once.
+// frozen tells whether the node's sandbox of a Computer is frozen for a capture: nothing runs inside. Its Worker keeps it until
+// it hears that the capture is published, which a lost answer delays while the Computer resumes elsewhere.
+func (n *node) frozen(computerID string) bool {
+	text, err := os.ReadFile(filepath.Join(n.dir, "sandboxes", "records", computerID+".json"))
+	var record struct {
+		Frozen bool `json:"frozen"`
+	}
+	return err == nil && json.Unmarshal(text, &record) == nil && record.Frozen
+}
+
+// watcher looks at the sandboxes of all Workers and remembers each Computer that ran on two at once.
 type watcher struct {
 	f    *fleet
 	stop context.CancelFunc
@@ -341,7 +352,7 @@ func (w *watcher) look(since map[string]time.Time) {
 		words := strings.Fields(p.args)
 		computerID := words[len(words)-1]
 		for _, n := range w.f.workers {
-			if strings.Contains(p.args, n.dir+"/") {
+			if strings.Contains(p.args, n.dir+"/") && !n.frozen(computerID) {
 				if on[computerID] == nil {
 					on[computerID] = map[string]bool{}
 				}
