@@ -313,7 +313,6 @@ func (c *computer) resume(ctx context.Context, spec *workerpb.ComputerSpec) erro
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(from.memory) }()
 	fetched := make(chan struct{})
 	var at time.Time // guarded by fetched
 	from.ready = func(ctx context.Context) error {
@@ -325,19 +324,22 @@ func (c *computer) resume(ctx context.Context, spec *workerpb.ComputerSpec) erro
 		}
 	}
 	// The failure that comes first is the cause, and ends the other.
-	both, ctx := errgroup.WithContext(ctx)
+	both, either := errgroup.WithContext(ctx)
 	both.Go(func() error {
-		if err := c.fetchMemory(ctx, spec.GetEnvironmentId(), spec.GetResume(), from.memory); err != nil {
+		if err := c.fetchMemory(either, spec.GetEnvironmentId(), spec.GetResume(), from.memory); err != nil {
 			return err
 		}
 		at = time.Now()
 		close(fetched)
 		return nil
 	})
-	both.Go(func() error { return c.startSandbox(ctx, spec, from) })
+	both.Go(func() error { return c.startSandbox(either, spec, from) })
 	if err := both.Wait(); err != nil {
+		_ = os.RemoveAll(from.memory)
 		return err
 	}
+	// It takes a while, and the Computer runs.
+	c.runStep(ctx, "memory", func(context.Context) error { return os.RemoveAll(from.memory) }, false)
 	c.w.cfg.Log.Info("computer resumed", "computer", c.id, "fetch_ms", at.Sub(began).Milliseconds(), "restore_ms", time.Since(at).Milliseconds())
 	return nil
 }
