@@ -54,7 +54,7 @@ type Spec struct {
 	MemoryFrom string
 	// MemoryReady returns when MemoryFrom is complete; nil when it is already. Start makes meanwhile what needs none of it.
 	// With its error Start fails.
-	MemoryReady func(context.Context) error
+	MemoryReady func(context.Context) error `json:"-"`
 }
 
 // Status is one sandbox that the runtime has a record of.

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -133,6 +134,22 @@ func (h *helmr) attempts(key string, parts ...string) string {
 	}
 }
 
+// talksWithoutNetwork has a Turn, a Message and a question of an Agent whose Computer has no network.
+func (h *helmr) talksWithoutNetwork() {
+	h.t.Helper()
+	r := h.create("recluse", "hello")
+	asked := h.questions(r.SessionID, r.TurnID, 1)
+	if _, err := h.SendMessage(context.Background(), r.SessionID, r.TurnID, api.MessageRequest{Data: input("psst")}); err != nil {
+		h.t.Fatal(err)
+	}
+	if out, errs, code := h.command("session", "turn", "question", "respond", r.SessionID, r.TurnID, asked[0].ID, "--text", "peace"); code != 0 {
+		h.t.Fatalf("respond: %d %s %s", code, out, errs)
+	}
+	if got := h.talk(r.SessionID, r.TurnID); len(got.Heard) != 1 || got.Heard[0] != "psst" || got.Why != "peace" || got.Asked != "in" {
+		h.t.Errorf("%+v", got)
+	}
+}
+
 // TestNetworkPolicies deploys Templates with policies and looks out of their Computers, with a helmr that lives in a
 // network of its own.
 func TestNetworkPolicies(t *testing.T) {
@@ -194,6 +211,7 @@ func TestNetworkPolicies(t *testing.T) {
 	if code != 0 || !strings.Contains(stdout, "name_not_allowed") || !strings.Contains(stdout, "allowed.example (93.184.216.34:80)") {
 		t.Errorf("exit %d\n%s%s", code, stdout, stderr)
 	}
+	h.talksWithoutNetwork()
 	h.kill()
 	h.run()                                                // adopts sandboxes and networks
 	h.attempts("listed", "other.example name_not_allowed") // and what was tried is remembered
