@@ -205,12 +205,35 @@ func (r *collection) follow(ctx context.Context, manifests []string) error {
 		if r.roots[m] {
 			continue
 		}
-		if err := chunk.References(ctx, r.blobs, r.environment, m, func(ref string) { r.needed[shorten(ref)] = struct{}{} }); err != nil {
-			return fmt.Errorf("nothing is removed: %w", err)
+		err := chunk.References(ctx, r.blobs, r.environment, m, func(ref string) { r.needed[shorten(ref)] = struct{}{} })
+		if err != nil {
+			// It may have been replaced since the roots were read, and removed by another server's collection.
+			root, rerr := r.isRoot(ctx, m)
+			if rerr != nil || root {
+				return fmt.Errorf("nothing is removed: %w", errors.Join(err, rerr))
+			}
+			continue
 		}
 		r.roots[m] = true
 	}
 	return nil
+}
+
+// isRoot tells whether a manifest is a root now.
+func (r *collection) isRoot(ctx context.Context, manifest string) (is bool, err error) {
+	err = r.db.Read(ctx, func(tx *db.Tx) error {
+		is = false
+		for _, roots := range r.Collector.roots {
+			if err := roots(tx, r.environment, func(m string) { is = is || m == manifest }); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		err = fmt.Errorf("read roots: %w", err)
+	}
+	return is, err
 }
 
 // isNeeded tells whether a marked root needs the name.
