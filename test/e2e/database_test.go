@@ -115,7 +115,7 @@ func (c *shaken) lines(n int) (commandID string) {
 	c.t.Helper()
 	c.insist("a Command is admitted", func(ctx context.Context, key string) error {
 		r, err := c.CreateCommand(ctx, c.box, api.CommandCreateRequest{IdempotencyKey: key,
-			Command: []string{"/bin/sh", "-c", fmt.Sprintf("echo x >>/work/ran; i=0; while [ $i -lt %d ]; do echo $i; sleep 0.05; i=$((i+1)); done; exit 7", n)}})
+			Command: []string{"/bin/sh", "-c", fmt.Sprintf("echo x >>ran; i=0; while [ $i -lt %d ]; do echo $i; sleep 0.05; i=$((i+1)); done; exit 7", n)}})
 		commandID = r.CommandID
 		return err
 	})
@@ -141,7 +141,7 @@ func (c *shaken) onceCommand(commandID string, n int) {
 func (c *shaken) answersLost() {
 	const commits = 12
 	before := c.database.Lost()
-	ran := strings.Count(c.wantExit(c.sh(c.box, "touch /work/ran; cat /work/ran"), 0).stdout, "x")
+	ran := strings.Count(c.wantExit(c.sh(c.box, "touch ran; cat ran"), 0).stdout, "x")
 	for skip := range commits {
 		c.database.LoseCommits(skip, 1)
 		c.once(c.begin(c.sessionID, "slow 3"), 3)
@@ -151,7 +151,7 @@ func (c *shaken) answersLost() {
 	if lost := c.database.Lost() - before; lost < commits {
 		c.t.Errorf("only %d answers were lost", lost)
 	}
-	if now := strings.Count(c.wantExit(c.sh(c.box, "cat /work/ran"), 0).stdout, "x"); now != ran+commits {
+	if now := strings.Count(c.wantExit(c.sh(c.box, "cat ran"), 0).stdout, "x"); now != ran+commits {
 		c.t.Errorf("%d Commands ran %d times", commits, now-ran)
 	}
 	// All answers, for a while.

@@ -56,7 +56,7 @@ func TestSpec_07_13_ABucketOutlivesAWorker(t *testing.T) {
 	c.program().login(c.info.URL, c.info.APIKey).run(t, "deploy", "testdata/project").ok(t)
 	r := c.create("counter", "write kept")
 	c.completed(r.SessionID, r.TurnID)
-	c.wantExit(c.sh(c.whereIs(r.SessionID).ID, "head -c 20000000 /dev/urandom >/work/big; sha256sum /work/big >/work/sum; rm /etc/debian_version"), 0)
+	c.wantExit(c.sh(c.whereIs(r.SessionID).ID, "head -c 20000000 /dev/urandom >big; sha256sum big >sum; rm /etc/debian_version"), 0)
 	c.completed(r.SessionID, c.enqueue(r.SessionID, "hello")) // a Save has them
 	c.program().login(c.info.URL, c.info.APIKey).run(t, "deploy", "testdata/hibernate").ok(t)
 	sleeper, first := c.asleep("look")
@@ -87,7 +87,7 @@ func TestSpec_07_13_ABucketOutlivesAWorker(t *testing.T) {
 	if got := c.completed(r.SessionID, c.enqueue(r.SessionID, "hello")); got.Note == nil || *got.Note != "kept" || got.Inits != 2 || got.Recovery.Reason != "computer_lost" {
 		t.Errorf("restored: %+v", got)
 	}
-	c.wantExit(c.sh(c.whereIs(r.SessionID).ID, "sha256sum -c /work/sum && test ! -e /etc/debian_version"), 0)
+	c.wantExit(c.sh(c.whereIs(r.SessionID).ID, "sha256sum -c sum && test ! -e /etc/debian_version"), 0)
 	if found, _ := filepath.Glob(filepath.Join(two, "computers", c.whereIs(r.SessionID).ID)); len(found) != 1 {
 		t.Error("the Computer is not on the other Worker")
 	}

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"helmr.dev/helmr/internal/sandbox/gvisor"
 	"helmr.dev/helmr/internal/sandbox/sandboxtest"
 )
 
@@ -19,16 +18,8 @@ import (
 // request finds a new process.
 func TestControlIsKilled(t *testing.T) {
 	t.Parallel()
-	task, l, base := task(t, runscPath(t))
-	rt, err := gvisor.New(task.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	task, rt, base := running(t)
 	id := task.Spec.ID
-	if err := rt.Start(t.Context(), task.Spec); err != nil {
-		t.Fatal(err)
-	}
-	greet(t, l)
 	if err := rt.SaveDisk(t.Context(), id, filepath.Join(base, "first")); err != nil {
 		t.Fatal(err)
 	}
@@ -88,16 +79,8 @@ func controlOf(t *testing.T, root string) int {
 // the pause and what undoes it before it at once, and the sandbox must run afterwards.
 func TestAGivenUpPauseIsOvertakenByNothing(t *testing.T) {
 	t.Parallel()
-	task, l, base := task(t, runscPath(t))
-	rt, err := gvisor.New(task.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	task, rt, base := running(t)
 	id := task.Spec.ID
-	if err := rt.Start(t.Context(), task.Spec); err != nil {
-		t.Fatal(err)
-	}
-	greet(t, l)
 	if err := rt.Thaw(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}

@@ -97,8 +97,8 @@ func (w worker) expect(t *testing.T, want string) {
 	}
 }
 
-// task makes a small Computer in its own folders. listener is what its PID 1 dials.
-func task(t *testing.T, runsc string) (workerTask, net.Listener, string) {
+// newTask makes a small Computer in its own folders. listener is what its PID 1 dials.
+func newTask(t *testing.T, runsc string) (workerTask, net.Listener, string) {
 	t.Helper()
 	base, err := os.MkdirTemp("", "helmr") // short enough for a socket's address
 	if err != nil {
@@ -140,6 +140,21 @@ func greet(t *testing.T, l net.Listener) (token string) {
 	return hello.Token
 }
 
+// running starts a small Computer whose PID 1 has connected.
+func running(t *testing.T) (task workerTask, rt *gvisor.Runtime, base string) {
+	t.Helper()
+	task, l, base := newTask(t, runscPath(t))
+	rt, err := gvisor.New(task.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rt.Start(t.Context(), task.Spec); err != nil {
+		t.Fatal(err)
+	}
+	greet(t, l)
+	return task, rt, base
+}
+
 func assertGone(t *testing.T, rt sandbox.Runtime, id, base string) {
 	t.Helper()
 	if err := rt.Remove(t.Context(), id); err != nil {
@@ -155,7 +170,7 @@ func TestSandboxOutlivesItsWorker(t *testing.T) {
 	for name, sig := range map[string]syscall.Signal{"SIGKILL": syscall.SIGKILL, "Ctrl-C": syscall.SIGINT} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			task, l, base := task(t, runscPath(t))
+			task, l, base := newTask(t, runscPath(t))
 			w := startWorker(t, task)
 			w.expect(t, "starting")
 			w.expect(t, "started")
@@ -217,7 +232,7 @@ func TestWorkerKilledDuringStart(t *testing.T) {
 			if err := os.WriteFile(wrapper, []byte(script), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			task, _, base := task(t, wrapper)
+			task, _, base := newTask(t, wrapper)
 			w := startWorker(t, task)
 			w.expect(t, "starting")
 			f, err := os.OpenFile(fifo, os.O_RDWR, 0) // the script's write returns as soon as it is open
@@ -251,7 +266,7 @@ func TestWorkerKilledDuringStart(t *testing.T) {
 // TestCgroupLimits reads the bounds where the kernel keeps them.
 func TestCgroupLimits(t *testing.T) {
 	t.Parallel()
-	task, l, base := task(t, runscPath(t))
+	task, l, base := newTask(t, runscPath(t))
 	rt, err := gvisor.New(task.Config)
 	if err != nil {
 		t.Fatal(err)
@@ -302,7 +317,7 @@ func TestCgroupLimits(t *testing.T) {
 // TestDiskSpeedBoundHolds reads a file that the host has not in memory, and has to take its time for it.
 func TestDiskSpeedBoundHolds(t *testing.T) {
 	t.Parallel()
-	task, l, base := task(t, runscPath(t))
+	task, l, base := newTask(t, runscPath(t))
 	const size, speed = 48, 16 // MiB, MiB/s
 	task.Config.DiskSpeed.MiB = speed
 	task.Spec.RootFS = sandboxtest.BuildRootFS(t, func(tree string) error {

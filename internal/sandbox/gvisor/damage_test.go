@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"helmr.dev/helmr/internal/sandbox/gvisor"
 	"helmr.dev/helmr/internal/sandbox/sandboxtest"
 )
 
@@ -13,16 +12,8 @@ import (
 // save may take what they could not read for the disk.
 func TestDamagedDiskIsNotSavedAgain(t *testing.T) {
 	t.Parallel()
-	task, l, base := task(t, runscPath(t))
-	rt, err := gvisor.New(task.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	task, rt, base := running(t)
 	id := task.Spec.ID
-	if err := rt.Start(t.Context(), task.Spec); err != nil {
-		t.Fatal(err)
-	}
-	greet(t, l)
 	probe := func(args ...string) int {
 		t.Helper()
 		res, err := rt.Exec(t.Context(), id, append([]string{sandboxtest.ProbePath}, args...))

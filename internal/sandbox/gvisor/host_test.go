@@ -47,8 +47,8 @@ func TestDiskOfAPartitionIsTheWhole(t *testing.T) {
 
 func TestSourceOfAPath(t *testing.T) {
 	t.Parallel()
-	mounts := []byte("20 1 0:31 /@ / rw - btrfs /dev/sda2 rw\n21 20 0:32 /@w /nothing/work rw shared:1 - btrfs /dev/sdb rw\n22 20 0:33 / /nothing/work2 rw - tmpfs tmpfs rw\n")
-	for path, want := range map[string]string{"/nothing": "/dev/sda2", "/nothing/work": "/dev/sdb", "/nothing/work/a": "/dev/sdb", "/nothing/work2": "tmpfs", "/nothing/work3": "/dev/sda2"} {
+	mounts := []byte("20 1 0:31 /@ / rw - btrfs /dev/sda2 rw\n21 20 0:32 /@w /nothing/disk rw shared:1 - btrfs /dev/sdb rw\n22 20 0:33 / /nothing/disk2 rw - tmpfs tmpfs rw\n")
+	for path, want := range map[string]string{"/nothing": "/dev/sda2", "/nothing/disk": "/dev/sdb", "/nothing/disk/a": "/dev/sdb", "/nothing/disk2": "tmpfs", "/nothing/disk3": "/dev/sda2"} {
 		if got := sourceOf(mounts, path); got != want {
 			t.Errorf("%s is on %s, want %s", path, got, want)
 		}
