@@ -65,7 +65,7 @@ func Idempotent(tx *db.Tx, r Request, receipt any, do func() error) error {
 	if err != nil {
 		return fmt.Errorf("encode receipt: %w", err)
 	}
-	_, err = tx.Exec(sqlIdempotencyPut, r.EnvironmentID, r.Caller, r.Operation, r.Target, r.Key, hash, string(text), r.SessionID, db.Millis(time.Now()))
+	err = tx.Do(sqlIdempotencyPut, r.EnvironmentID, r.Caller, r.Operation, r.Target, r.Key, hash, string(text), r.SessionID, db.Millis(time.Now()))
 	if err != nil {
 		return fmt.Errorf("write idempotency record: %w", err)
 	}
@@ -99,7 +99,7 @@ func hashBody(body any) (string, error) {
 
 // ExpireIdempotency makes the keys of requests about a Session answer idempotency_expired from now on.
 func ExpireIdempotency(tx *db.Tx, sessionID string, now int64) error {
-	if _, err := tx.Exec(sqlIdempotencyExpire, now, sessionID); err != nil {
+	if err := tx.Do(sqlIdempotencyExpire, now, sessionID); err != nil {
 		return fmt.Errorf("expire idempotency records: %w", err)
 	}
 	return nil

@@ -60,7 +60,7 @@ func (s *Service) AuthenticatePerson(ctx context.Context, bearer string) (Princi
 	}
 	p := Principal{Owner: true}
 	found := false
-	err = s.db.Read(ctx, func(tx *db.Tx) (err error) {
+	err = s.db.ReadOne(ctx, func(tx *db.Tx) (err error) {
 		found, err = tx.Get([]any{&p.OrganizationID, &p.Actor.ID}, sqlFirstOwner)
 		return err
 	})

@@ -36,7 +36,7 @@ func (s *Service) Authenticate(ctx context.Context, bearer string) (Principal, e
 	var haveHash, scopes string
 	found := false
 	hash := hashKey(bearer)
-	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
+	err := s.db.ReadOne(ctx, func(tx *db.Tx) (err error) {
 		found, err = tx.Get([]any{&k.ID, &haveHash, &scopes, &k.ExpiresAt, &k.RevokedAt, &p.EnvironmentID, &p.ProjectID, &p.OrganizationID}, sqlKeyByHash, hash)
 		return err
 	})

@@ -168,7 +168,7 @@ func (r *row) store(tx *db.Tx) error {
 	if r.terminal() {
 		r.DeadlineAt = nil
 	}
-	_, err := tx.Exec(sqlUpdate, string(r.Status), flag(r.terminal()), r.Cause, r.ExitCode, r.FailureReason, r.FailureMessage, r.CancelID, r.WorkerID,
+	err := tx.Do(sqlUpdate, string(r.Status), flag(r.terminal()), r.Cause, r.ExitCode, r.FailureReason, r.FailureMessage, r.CancelID, r.WorkerID,
 		flag(r.Open), flag(r.Reconciled), r.OutputState, r.DeadlineAt, r.StoppingAt, r.TerminalAt, r.ID)
 	if err != nil {
 		return fmt.Errorf("update command: %w", err)

@@ -135,7 +135,7 @@ func (p *position) add(tx *db.Tx, o *workerpb.Output, now int64) error {
 func (p *position) record(tx *db.Tx, stream int32, first, last int64, data []byte, now int64) error {
 	p.last++
 	p.stored = true
-	if _, err := tx.Exec(sqlLogInsert, p.id, p.last, stream, first, last, data, now); err != nil {
+	if err := tx.Do(sqlLogInsert, p.id, p.last, stream, first, last, data, now); err != nil {
 		return fmt.Errorf("store output: %w", err)
 	}
 	return nil
@@ -145,7 +145,7 @@ func (p *position) store(tx *db.Tx) error {
 	if !p.stored {
 		return nil
 	}
-	if _, err := tx.Exec(sqlLogAdvance, p.through[1], p.through[2], p.last, p.id); err != nil {
+	if err := tx.Do(sqlLogAdvance, p.through[1], p.through[2], p.last, p.id); err != nil {
 		return fmt.Errorf("store output position: %w", err)
 	}
 	tx.Signal(OutputTopic(p.id))

@@ -54,7 +54,7 @@ func (s *Service) Create(ctx context.Context, environmentID string, by api.Actor
 				return invalid("env", "%s is bound to a Secret on this Computer and may not be set", name)
 			}
 			now := db.Millis(s.now())
-			if _, err := tx.Exec(sqlInsert, commandID, environmentID, computerID, text, timeout.Milliseconds(), now); err != nil {
+			if err := tx.Do(sqlInsert, commandID, environmentID, computerID, text, timeout.Milliseconds(), now); err != nil {
 				return err
 			}
 			out.CommandID = commandID
@@ -68,7 +68,7 @@ func (s *Service) Create(ctx context.Context, environmentID string, by api.Actor
 // Get gives a Command of the Environment. Errors: computer_command_not_found, command_result_expired.
 func (s *Service) Get(ctx context.Context, environmentID, commandID string) (api.Command, error) {
 	var out api.Command
-	err := s.db.Read(ctx, func(tx *db.Tx) error {
+	err := s.db.ReadOne(ctx, func(tx *db.Tx) error {
 		r, err := get(tx, environmentID, commandID)
 		if err == nil && r.ExpiredAt != nil {
 			err = expired(commandID)

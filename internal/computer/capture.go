@@ -60,10 +60,10 @@ func PublishCapture(tx *db.Tx, r *Row, now int64, c Capture) (bool, error) {
 	}
 	r.LastSaveNumber++
 	saveID := id.New()
-	if _, err := tx.Exec(sqlSavePublished, saveID, r.ID, r.LastSaveNumber, now, c.Disk.Manifest, c.Disk.Size, c.Disk.StoredBytes, now, now); err != nil {
+	if err := tx.Do(sqlSavePublished, saveID, r.ID, r.LastSaveNumber, now, c.Disk.Manifest, c.Disk.Size, c.Disk.StoredBytes, now, now); err != nil {
 		return false, fmt.Errorf("insert save: %w", err)
 	}
-	if _, err := tx.Exec(sqlCaptureInsert, c.ID, r.ID, saveID, c.Memory.Manifest, c.Platform, c.Memory.Size, c.Memory.StoredBytes, now); err != nil {
+	if err := tx.Do(sqlCaptureInsert, c.ID, r.ID, saveID, c.Memory.Manifest, c.Platform, c.Memory.Size, c.Memory.StoredBytes, now); err != nil {
 		return false, fmt.Errorf("insert capture: %w", err)
 	}
 	r.RecoverySaveID, r.WorkWanted, r.ExecutionWait = &saveID, false, nil
@@ -96,7 +96,7 @@ func (r *Row) endCapture(tx *db.Tx) error {
 	if r.CaptureID == nil {
 		return nil
 	}
-	if _, err := tx.Exec(sqlCaptureDelete, *r.CaptureID); err != nil {
+	if err := tx.Do(sqlCaptureDelete, *r.CaptureID); err != nil {
 		return fmt.Errorf("delete capture: %w", err)
 	}
 	r.CaptureID, r.changed = nil, true

@@ -18,7 +18,7 @@ func Reserve(tx *db.Tx, environmentID string, mib int64) error {
 	if n == 1 {
 		return nil
 	}
-	if _, err := tx.Exec(sqlReservationCreate, environmentID); err != nil {
+	if err := tx.Do(sqlReservationCreate, environmentID); err != nil {
 		return fmt.Errorf("create reservation: %w", err)
 	}
 	if _, err := tx.Get([]any{new(int64)}, sqlReservationLock, environmentID); err != nil {
@@ -33,7 +33,7 @@ func Reserve(tx *db.Tx, environmentID string, mib int64) error {
 			"a new Computer of %d MiB does not fit: the Computers of this Environment may reserve %d MiB and reserve %d MiB; give computer_id to use one of them, or delete some",
 			mib, limit>>20, reserved-mib).With("reason", "storage_limit")
 	}
-	if _, err := tx.Exec(sqlReservationSet, reserved, environmentID); err != nil {
+	if err := tx.Do(sqlReservationSet, reserved, environmentID); err != nil {
 		return fmt.Errorf("reserve storage: %w", err)
 	}
 	return nil

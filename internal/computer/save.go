@@ -23,7 +23,7 @@ func RequestSave(tx *db.Tx, r *Row, now int64) (string, error) {
 	r.LastSaveNumber++
 	r.touch(now)
 	saveID = id.New()
-	if _, err := tx.Exec(sqlSaveInsert, saveID, r.ID, r.LastSaveNumber, now); err != nil {
+	if err := tx.Do(sqlSaveInsert, saveID, r.ID, r.LastSaveNumber, now); err != nil {
 		return "", fmt.Errorf("insert save: %w", err)
 	}
 	return saveID, nil
@@ -39,7 +39,7 @@ func NextSave(tx *db.Tx, r *Row, now int64) (saveID string, number int64, err er
 	if !found {
 		return "", 0, nil
 	}
-	if _, err := tx.Exec(sqlSaveBegin, now, saveID); err != nil {
+	if err := tx.Do(sqlSaveBegin, now, saveID); err != nil {
 		return "", 0, fmt.Errorf("begin save: %w", err)
 	}
 	return saveID, number, nil

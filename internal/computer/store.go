@@ -59,7 +59,7 @@ func Create(tx *db.Tx, now int64, n New) (*Row, error) {
 		Residency: Cold, MilliCPU: n.MilliCPU, MemoryMiB: n.MemoryMiB, DiskMiB: disk, ImageDigest: n.ImageDigest, UnusedSince: &now,
 		LastActivityAt: now, CreatedAt: now, UpdatedAt: now, Secrets: int64(len(n.Secrets)),
 		Purpose: cmp.Or(n.Purpose, ForUse), FirstDisk: first}
-	_, err := tx.Exec(sqlInsert, r.ID, r.EnvironmentID, r.Key, r.TemplateID, r.DeploymentID, r.MilliCPU, r.MemoryMiB, r.DiskMiB, r.ImageDigest, now, now, now, now, r.Secrets, r.Purpose, r.FirstDisk)
+	err := tx.Do(sqlInsert, r.ID, r.EnvironmentID, r.Key, r.TemplateID, r.DeploymentID, r.MilliCPU, r.MemoryMiB, r.DiskMiB, r.ImageDigest, now, now, now, now, r.Secrets, r.Purpose, r.FirstDisk)
 	if err != nil {
 		return nil, fmt.Errorf("insert computer: %w", err)
 	}
@@ -134,7 +134,7 @@ func Update(tx *db.Tx, r *Row) error {
 	if r.WorkWanted {
 		wanted = 1
 	}
-	_, err := tx.Exec(sqlUpdate, r.Status, string(r.Residency), r.ExecutionWait, r.ErrorCode, r.ErrorMessage, r.WorkerID, r.LeaseEpoch, wanted, r.Stopping,
+	err := tx.Do(sqlUpdate, r.Status, string(r.Residency), r.ExecutionWait, r.ErrorCode, r.ErrorMessage, r.WorkerID, r.LeaseEpoch, wanted, r.Stopping,
 		r.StoppingSaveID, r.StartFailures, r.RetryAt, r.LastSaveNumber, r.RecoverySaveID, r.UnusedSince, r.LastActivityAt, r.UpdatedAt, r.CaptureID,
 		r.FirstDisk, r.PreparationID, r.FirstManifest, r.ID)
 	if err != nil {
@@ -144,7 +144,7 @@ func Update(tx *db.Tx, r *Row) error {
 		tx.Signal(PreparationTopic)
 	}
 	if r.Status == "deleted" && r.Secrets > 0 {
-		if _, err := tx.Exec(sqlAuthorityDelete, r.ID); err != nil {
+		if err := tx.Do(sqlAuthorityDelete, r.ID); err != nil {
 			return fmt.Errorf("forget authority: %w", err)
 		}
 	}
@@ -245,7 +245,7 @@ func (r *Row) DiskUnreadable(now int64, message string) error {
 
 // Lost records that the Computer's sandbox is gone: unfinished Saves fail, the disk is the recovery point.
 func (r *Row) Lost(tx *db.Tx, now int64) error {
-	if _, err := tx.Exec(sqlSaveFail, r.ID); err != nil {
+	if err := tx.Do(sqlSaveFail, r.ID); err != nil {
 		return fmt.Errorf("fail saves: %w", err)
 	}
 	if err := r.endCapture(tx); err != nil {

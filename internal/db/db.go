@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // Kind names the database behind a DB.
@@ -102,86 +104,39 @@ func (d *DB) ReadOne(ctx context.Context, fn func(tx *Tx) error) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, transactionWithin)
 	defer cancel()
-	return fn(&Tx{db: d, q: &oneQuery{pool: d.pool}, ctx: ctx})
-}
-
-// oneQuery lets one query through.
-type oneQuery struct {
-	pool *sql.DB
-	made bool
-}
-
-func (o *oneQuery) ExecContext(context.Context, string, ...any) (sql.Result, error) {
-	return nil, errors.New("ReadOne does not write")
-}
-
-func (o *oneQuery) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	if o.made {
-		return nil, errors.New("ReadOne makes one query")
-	}
-	o.made = true
-	return o.pool.QueryContext(ctx, query, args...)
+	return d.withConn(ctx, func(conn *pgx.Conn) error {
+		return fn(&Tx{db: d, q: &oneQuery{conn: conn}, ctx: ctx})
+	})
 }
 
 // Tx is a running transaction.
 type Tx struct {
-	db      *DB
-	q       querier
-	ctx     context.Context
-	topics  []string
-	prepare func(string) (*sql.Stmt, error)
+	db     *DB
+	q      querier
+	ctx    context.Context
+	topics []string
 }
 
+// querier runs statements in the text of its database.
 type querier interface {
-	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	exec(ctx context.Context, text string, args []any) (changed int64, err error)
+	// write is exec without the count. Its error may be that of a later statement, or of the commit.
+	write(ctx context.Context, text string, args []any) error
+	query(ctx context.Context, each func(scan func(dest ...any) error) error, text string, args []any) error
 }
 
 // Exec runs a statement and gives the number of rows it changed.
 func (t *Tx) Exec(query string, args ...any) (int64, error) {
-	res, err := t.exec(query, args)
-	if err != nil {
-		return 0, err
-	}
-	return res.RowsAffected()
+	return t.q.exec(t.ctx, t.db.text(query), args)
 }
 
-func (t *Tx) exec(query string, args []any) (sql.Result, error) {
-	text := t.db.text(query)
-	if t.prepare != nil {
-		st, err := t.prepare(text)
-		if err != nil {
-			return nil, err
-		}
-		return st.ExecContext(t.ctx, args...)
-	}
-	return t.q.ExecContext(t.ctx, text, args...)
-}
+// Do runs a statement that changes rows, nobody needs to know how many. It is faster than Exec. On PostgreSQL a failure of
+// the database may be the error of a later statement of the transaction, or of its commit.
+func (t *Tx) Do(query string, args ...any) error { return t.q.write(t.ctx, t.db.text(query), args) }
 
 // Query runs a SELECT; each row is handed to scan. It stops at the first error.
 func (t *Tx) Query(scan func(scan func(dest ...any) error) error, query string, args ...any) error {
-	text := t.db.text(query)
-	var rows *sql.Rows
-	var err error
-	if t.prepare != nil {
-		st, perr := t.prepare(text)
-		if perr != nil {
-			return perr
-		}
-		rows, err = st.QueryContext(t.ctx, args...)
-	} else {
-		rows, err = t.q.QueryContext(t.ctx, text, args...)
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = rows.Close() }()
-	for rows.Next() {
-		if err := scan(rows.Scan); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
+	return t.q.query(t.ctx, scan, t.db.text(query), args)
 }
 
 // Get scans the single row of query into dest. It tells whether there was one.

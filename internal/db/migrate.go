@@ -53,7 +53,7 @@ func (d *DB) Migrate(ctx context.Context) ([]string, error) {
 			}
 			did = true
 			for _, statement := range statements(string(text)) {
-				if _, err := tx.q.ExecContext(tx.ctx, statement); err != nil {
+				if _, err := tx.q.exec(tx.ctx, statement, nil); err != nil {
 					return fmt.Errorf("%w in: %s", err, statement)
 				}
 			}

@@ -2,7 +2,6 @@ package db
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -93,39 +92,29 @@ func (d *DB) writePostgres(ctx context.Context, fn func(*Tx) error) error {
 }
 
 func (d *DB) tryPostgres(ctx context.Context, fn func(*Tx) error) error {
-	stx, err := d.pool.BeginTx(ctx, nil)
-	if err != nil {
-		return fmt.Errorf("begin: %w", err)
-	}
-	defer func() { _ = stx.Rollback() }()
-	tx := &Tx{db: d, q: stx, ctx: ctx}
-	if err := call(fn, tx); err != nil {
-		return err
-	}
-	if len(tx.topics) > 0 {
-		if _, err := stx.ExecContext(ctx, "SELECT pg_notify($1, $2 || topic) FROM unnest($3::text[]) topic", signalChannel, d.echoes.sender, tx.topics); err != nil {
-			return fmt.Errorf("signal: %w", err)
+	return d.withConn(ctx, func(conn *pgx.Conn) error {
+		q := &transaction{conn: conn, begin: "begin"}
+		tx := &Tx{db: d, q: q, ctx: ctx}
+		if err := call(fn, tx); err != nil {
+			return err
 		}
-	}
-	if err := stx.Commit(); err != nil {
-		d.echoes.heed()
-		d.hub.Signal(tx.topics...) // the answer may be lost, and the commit done
-		return fmt.Errorf("commit: %w", err)
-	}
-	d.hub.Signal(tx.topics...)
-	return nil
+		if err := q.commit(ctx, d.echoes.sender, tx.topics); err != nil {
+			d.echoes.heed()
+			d.hub.Signal(tx.topics...) // the answer may be lost, and the commit done
+			return fmt.Errorf("commit: %w", err)
+		}
+		d.hub.Signal(tx.topics...)
+		return nil
+	})
 }
 
 // readPostgres runs fn on one snapshot.
 func (d *DB) readPostgres(ctx context.Context, fn func(*Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, transactionWithin)
 	defer cancel()
-	stx, err := d.pool.BeginTx(ctx, &sql.TxOptions{ReadOnly: true, Isolation: sql.LevelRepeatableRead})
-	if err != nil {
-		return fmt.Errorf("begin read: %w", err)
-	}
-	defer func() { _ = stx.Rollback() }()
-	return fn(&Tx{db: d, q: stx, ctx: ctx})
+	return d.withConn(ctx, func(conn *pgx.Conn) error {
+		return fn(&Tx{db: d, q: &transaction{conn: conn, begin: "begin isolation level repeatable read read only"}, ctx: ctx})
+	})
 }
 
 // listen hands on the signals of other servers. After each (re)connection everyone is told to look again, since

@@ -204,7 +204,7 @@ func (w *writer) run(ctx context.Context, j *job) error {
 	if _, err := w.exec(ctx, "SAVEPOINT job"); err != nil {
 		return fmt.Errorf("savepoint: %w", err)
 	}
-	tx := &Tx{db: w.db, q: w.conn, ctx: ctx, prepare: func(q string) (*sql.Stmt, error) { return w.stmt(ctx, q) }}
+	tx := &Tx{db: w.db, q: prepared(func(q string) (*sql.Stmt, error) { return w.stmt(ctx, q) }), ctx: ctx}
 	if j.err = call(j.fn, tx); j.err != nil {
 		if _, err := w.exec(ctx, "ROLLBACK TO job"); err != nil {
 			return fmt.Errorf("roll back: %w", errors.Join(err, j.err))
@@ -239,6 +239,44 @@ func (w *writer) exec(ctx context.Context, q string) (sql.Result, error) {
 
 func (w *writer) stmt(ctx context.Context, q string) (*sql.Stmt, error) {
 	return w.stmts.get(ctx, w.conn, q)
+}
+
+// prepared is the querier of SQLite: it gives a statement that was prepared on the connection.
+type prepared func(text string) (*sql.Stmt, error)
+
+func (p prepared) exec(ctx context.Context, text string, args []any) (int64, error) {
+	st, err := p(text)
+	if err != nil {
+		return 0, err
+	}
+	res, err := st.ExecContext(ctx, args...)
+	if err != nil {
+		return 0, err
+	}
+	return res.RowsAffected()
+}
+
+func (p prepared) write(ctx context.Context, text string, args []any) error {
+	_, err := p.exec(ctx, text, args)
+	return err
+}
+
+func (p prepared) query(ctx context.Context, each func(scan func(dest ...any) error) error, text string, args []any) error {
+	st, err := p(text)
+	if err != nil {
+		return err
+	}
+	rows, err := st.QueryContext(ctx, args...)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rows.Close() }()
+	for rows.Next() {
+		if err := each(rows.Scan); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
 }
 
 // stmts holds the prepared statements of one connection.
@@ -309,7 +347,7 @@ func (rs *readers) do(ctx context.Context, fn func(*Tx) error) (err error) {
 			r = r.drop()
 		}
 	}()
-	return call(fn, &Tx{db: rs.db, q: r.conn, ctx: inner, prepare: func(q string) (*sql.Stmt, error) { return r.stmts.get(inner, r.conn, q) }})
+	return call(fn, &Tx{db: rs.db, q: prepared(func(q string) (*sql.Stmt, error) { return r.stmts.get(inner, r.conn, q) }), ctx: inner})
 }
 
 func (r *reader) exec(ctx context.Context, q string) error {

@@ -34,7 +34,7 @@ func Create(tx *db.Tx, now int64, n New) (*Row, error) {
 	if r.RootSessionID == "" {
 		r.RootSessionID = r.ID
 	}
-	_, err := tx.Exec(sqlInsert, r.ID, r.AgentID, r.DeploymentID, r.ComputerID, r.RootSessionID, r.ParentSessionID, r.RequesterSessionID, r.Key,
+	err := tx.Do(sqlInsert, r.ID, r.AgentID, r.DeploymentID, r.ComputerID, r.RootSessionID, r.ParentSessionID, r.RequesterSessionID, r.Key,
 		r.MaxTurnDurationMs, r.CloseAfterIdleMs, r.HibernateAfterIdleMs, now, now, r.EnvironmentID)
 	if err != nil {
 		return nil, fmt.Errorf("insert session: %w", err)
@@ -91,7 +91,7 @@ func Update(tx *db.Tx, r *Row) error {
 	if r.Initialised {
 		initialised = 1
 	}
-	_, err := tx.Exec(sqlUpdate, string(r.Status), r.InitialTurnID, r.LastTurnSequence, r.LastEventSequence, r.ProcessEpoch, initialised, r.RecoveryReason,
+	err := tx.Do(sqlUpdate, string(r.Status), r.InitialTurnID, r.LastTurnSequence, r.LastEventSequence, r.ProcessEpoch, initialised, r.RecoveryReason,
 		r.ConsecutiveFailures, r.IdleSince, r.ReleasedAt, r.UpdatedAt, r.ID)
 	if err != nil {
 		return fmt.Errorf("update session: %w", err)
@@ -120,7 +120,7 @@ func Append(tx *db.Tx, r *Row, now int64, e Event) (int64, error) {
 	}
 	r.LastEventSequence++
 	r.Touch(now)
-	_, err := tx.Exec(sqlEventInsert, r.ID, r.LastEventSequence, opt(e.TurnID), e.Kind, string(data), opt(e.Epoch), opt(e.Operation), now)
+	err := tx.Do(sqlEventInsert, r.ID, r.LastEventSequence, opt(e.TurnID), e.Kind, string(data), opt(e.Epoch), opt(e.Operation), now)
 	if err != nil {
 		return 0, fmt.Errorf("append %s event: %w", e.Kind, err)
 	}
@@ -211,7 +211,7 @@ func OverdueComputers(tx *db.Tx, before int64) ([]string, error) {
 // Hold places a hold on r and gives its id.
 func Hold(tx *db.Tx, r *Row, now int64, scope, reason string) (string, error) {
 	holdID := id.New()
-	if _, err := tx.Exec(sqlHoldInsert, holdID, r.ID, scope, reason, now); err != nil {
+	if err := tx.Do(sqlHoldInsert, holdID, r.ID, scope, reason, now); err != nil {
 		return "", fmt.Errorf("place hold: %w", err)
 	}
 	r.Touch(now)
@@ -235,7 +235,7 @@ func Release(tx *db.Tx, r *Row, now int64, holdID string) (string, error) {
 	if !found {
 		return "", fault.New(fault.HoldNotActive, "hold %s is not an active hold of session %s", holdID, r.ID)
 	}
-	if _, err := tx.Exec(sqlHoldRelease, now, holdID, r.ID); err != nil {
+	if err := tx.Do(sqlHoldRelease, now, holdID, r.ID); err != nil {
 		return "", fmt.Errorf("release hold: %w", err)
 	}
 	r.Touch(now)
@@ -261,7 +261,7 @@ func StartProcess(tx *db.Tx, r *Row, now int64, recovery string) (*Process, erro
 	r.ProcessEpoch++
 	r.Touch(now)
 	p := &Process{SessionID: r.ID, Epoch: r.ProcessEpoch, ComputerID: r.ComputerID, Status: ProcessStarting, Recovery: recovery}
-	if _, err := tx.Exec(sqlProcessInsert, p.SessionID, p.Epoch, p.ComputerID, p.Recovery, now); err != nil {
+	if err := tx.Do(sqlProcessInsert, p.SessionID, p.Epoch, p.ComputerID, p.Recovery, now); err != nil {
 		return nil, fmt.Errorf("insert process: %w", err)
 	}
 	return p, nil
@@ -277,7 +277,7 @@ func UpdateProcess(tx *db.Tx, p *Process, now int64) error {
 	if p.Status == ProcessEnded {
 		ended = now
 	}
-	_, err := tx.Exec(sqlProcessUpdate, string(p.Status), p.StopReason, p.FailureReason, p.StoppingAt, p.LastOperation, ended, p.SessionID, p.Epoch)
+	err := tx.Do(sqlProcessUpdate, string(p.Status), p.StopReason, p.FailureReason, p.StoppingAt, p.LastOperation, ended, p.SessionID, p.Epoch)
 	if err != nil {
 		return fmt.Errorf("update process: %w", err)
 	}
@@ -310,6 +310,6 @@ func Expire(tx *db.Tx, sessionID string, now int64) (bool, error) {
 	if err != nil || n == 0 {
 		return false, err
 	}
-	_, err = tx.Exec(sqlExpireEvents, sessionID)
+	err = tx.Do(sqlExpireEvents, sessionID)
 	return true, err
 }

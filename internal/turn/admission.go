@@ -62,7 +62,7 @@ func (w *work) takeCounted(environmentID string, now int64) error {
 	if _, err := w.tx.Get([]any{&l.outstanding, &l.rate, &l.burst}, sqlAdmissionLimits, environmentID); err != nil {
 		return fmt.Errorf("read admission limits: %w", err)
 	}
-	if _, err := w.tx.Exec(sqlAdmissionCreate, environmentID); err != nil {
+	if err := w.tx.Do(sqlAdmissionCreate, environmentID); err != nil {
 		return fmt.Errorf("create admission state: %w", err)
 	}
 	var freeAt int64
@@ -80,7 +80,7 @@ func (w *work) takeCounted(environmentID string, now int64) error {
 	if outstanding-w.admissions+1 > l.outstanding {
 		return unavailable("outstanding_limit", "this Environment has %d unfinished Turns, which is its limit; wait until some have ended", l.outstanding)
 	}
-	if _, err := w.tx.Exec(sqlAdmissionSet, freeAt+l.interval(), outstanding-w.admissions+1, environmentID); err != nil {
+	if err := w.tx.Do(sqlAdmissionSet, freeAt+l.interval(), outstanding-w.admissions+1, environmentID); err != nil {
 		return fmt.Errorf("take admission: %w", err)
 	}
 	return nil

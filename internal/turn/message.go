@@ -193,7 +193,7 @@ func (w *work) admitMessage(u *unit, data json.RawMessage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := w.tx.Exec(sqlMessageInsert, m.id, t.SessionID, t.ID, t.Messages, string(a.To), a.Delivery, string(data), w.now); err != nil {
+	if err := w.tx.Do(sqlMessageInsert, m.id, t.SessionID, t.ID, t.Messages, string(a.To), a.Delivery, string(data), w.now); err != nil {
 		return "", fmt.Errorf("insert message: %w", err)
 	}
 	computer.SignalWorker(w.tx, w.c)
@@ -236,7 +236,7 @@ func (w *work) stepMessage(u *unit, m liveMessage, on string) error {
 	if a.To == MessageDelivered || a.To == MessageRejected {
 		settled = w.now
 	}
-	if _, err := w.tx.Exec(sqlMessageUpdate, string(a.To), a.Delivery, null(a.Reason), settled, m.id); err != nil {
+	if err := w.tx.Do(sqlMessageUpdate, string(a.To), a.Delivery, null(a.Reason), settled, m.id); err != nil {
 		return fmt.Errorf("update message: %w", err)
 	}
 	return w.messageEvent(u, m.id, a, nil)

@@ -123,10 +123,10 @@ func (x *exchange) acknowledgeOld(ops *workerpb.ProcessOperations, sequence int6
 // Operations before first have been acknowledged: their refusals are dropped.
 func (x *exchange) refuse(u *unit, a *ack, first int64, f *fault.Error) error {
 	a.Error = &ackError{Code: string(f.Code), Message: f.Message}
-	if _, err := x.tx.Exec(sqlRefusalForget, u.s.ID, u.p.Epoch, first); err != nil {
+	if err := x.tx.Do(sqlRefusalForget, u.s.ID, u.p.Epoch, first); err != nil {
 		return fmt.Errorf("forget refusals: %w", err)
 	}
-	if _, err := x.tx.Exec(sqlRefusalInsert, u.s.ID, u.p.Epoch, a.Seq, a.Error.Code, a.Error.Message); err != nil {
+	if err := x.tx.Do(sqlRefusalInsert, u.s.ID, u.p.Epoch, a.Seq, a.Error.Code, a.Error.Message); err != nil {
 		return fmt.Errorf("keep refusal: %w", err)
 	}
 	return nil

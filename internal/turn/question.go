@@ -81,7 +81,7 @@ func (x *exchange) ask(u *unit, o *operation) error {
 		return err
 	}
 	t.Questions++
-	_, err = x.tx.Exec(sqlQuestionInsert, o.QuestionID, t.SessionID, t.ID, t.Questions, digest, string(q.Prompt), string(q.Control), x.now)
+	err = x.tx.Do(sqlQuestionInsert, o.QuestionID, t.SessionID, t.ID, t.Questions, digest, string(q.Prompt), string(q.Control), x.now)
 	if err != nil {
 		return fmt.Errorf("insert question: %w", err)
 	}
@@ -124,7 +124,7 @@ func (w *work) cancelQuestion(u *unit, q *question, byProcess bool) error {
 	if byProcess {
 		settled = 1
 	}
-	if _, err := w.tx.Exec(sqlQuestionCancel, w.now, settled, q.TurnID, q.ID); err != nil {
+	if err := w.tx.Do(sqlQuestionCancel, w.now, settled, q.TurnID, q.ID); err != nil {
 		return fmt.Errorf("cancel question: %w", err)
 	}
 	_, err := w.event(u, q.TurnID, "question.cancelled", map[string]string{"question_id": q.ID})
@@ -234,7 +234,7 @@ func (w *work) respond(u *unit, q *question, by api.Actor, req api.RespondReques
 	if err := q.move(QuestionResponded); err != nil {
 		return err
 	}
-	_, err = w.tx.Exec(sqlQuestionRespond, string(answer), digest, req.ResponseID, by.Kind, by.ID, w.now, q.TurnID, q.ID)
+	err = w.tx.Do(sqlQuestionRespond, string(answer), digest, req.ResponseID, by.Kind, by.ID, w.now, q.TurnID, q.ID)
 	if err != nil {
 		return fmt.Errorf("record response: %w", err)
 	}

@@ -169,7 +169,7 @@ func (w *work) admit(u *unit, input json.RawMessage, source Source) (*row, error
 	if err != nil {
 		return nil, err
 	}
-	if _, err := w.tx.Exec(sqlInsert, t.ID, u.s.EnvironmentID, t.SessionID, t.ComputerID, t.Sequence, string(src), string(input), w.now); err != nil {
+	if err := w.tx.Do(sqlInsert, t.ID, u.s.EnvironmentID, t.SessionID, t.ComputerID, t.Sequence, string(src), string(input), w.now); err != nil {
 		return nil, fmt.Errorf("insert turn: %w", err)
 	}
 	_, err = w.event(u, t.ID, "turn.queued", map[string]any{"sequence": t.Sequence, "source": json.RawMessage(src), "input": input})

@@ -175,7 +175,7 @@ func (w *work) store(t *row) error {
 		drop := t.Status == Failed || t.Status == Interrupted || t.Status == Cancelled
 		args = append(args, text(t.Result), flag(drop), text(t.Response), null(t.ErrorCode), null(t.ErrorMessage), null(t.CompletionSaveID))
 	}
-	if _, err := w.tx.Exec(query, append(args, t.ID)...); err != nil {
+	if err := w.tx.Do(query, append(args, t.ID)...); err != nil {
 		return fmt.Errorf("update turn: %w", err)
 	}
 	return nil

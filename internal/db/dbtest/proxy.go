@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/url"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -35,10 +34,6 @@ type Proxy struct {
 // proxied is one connection through a Proxy.
 type proxied struct {
 	client, server net.Conn
-
-	mu sync.Mutex
-	// losing says that the answer to the commit under way is to be lost; guarded by mu.
-	losing bool
 }
 
 func (c *proxied) close() { _, _ = c.client.Close(), c.server.Close() }
@@ -189,19 +184,6 @@ func (p *Proxy) questions(c *proxied) {
 			return
 		}
 		p.pass(false)
-		if head == 5 && message[0] == 'Q' && strings.EqualFold(strings.TrimRight(string(message[5:]), "\x00; "), "commit") {
-			p.mu.Lock()
-			switch {
-			case p.skip > 0:
-				p.skip--
-			case p.lose > 0:
-				p.lose--
-				c.mu.Lock()
-				c.losing = true
-				c.mu.Unlock()
-			}
-			p.mu.Unlock()
-		}
 		if _, err := c.server.Write(message); err != nil {
 			return
 		}
@@ -211,14 +193,13 @@ func (p *Proxy) questions(c *proxied) {
 // answers hands on what the database says. An answer to a commit that is to be lost is read to its end: it is done then.
 func (p *Proxy) answers(c *proxied) {
 	from := bufio.NewReader(c.server)
+	losing := false
 	for {
 		message, err := readMessage(from, 5)
 		if err != nil {
 			return
 		}
-		c.mu.Lock()
-		losing := c.losing
-		c.mu.Unlock()
+		losing = losing || (string(message[5:]) == "COMMIT\x00" && message[0] == 'C' && p.loses())
 		if losing {
 			if message[0] == 'Z' {
 				p.mu.Lock()
@@ -235,6 +216,20 @@ func (p *Proxy) answers(c *proxied) {
 			return
 		}
 	}
+}
+
+// loses tells whether the answer to a commit is to be lost.
+func (p *Proxy) loses() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.skip > 0:
+		p.skip--
+	case p.lose > 0:
+		p.lose--
+		return true
+	}
+	return false
 }
 
 // readMessage reads one message of PostgreSQL's protocol, whose length stands in the last four bytes of its head.

@@ -27,6 +27,7 @@ type Pool struct {
 	blanks   []*blank
 	waiting  []chan offer // for a blank, the longest first
 	starting int
+	checking int // blanks that are empty and may be given soon
 	used     time.Time
 	timer    *time.Timer
 }
@@ -53,7 +54,7 @@ func (p *Pool) Start(spec Spec, note func(string)) (*Scope, error) {
 		if err != nil {
 			return nil, err
 		}
-		s, err := b.run(spec, note, p.give)
+		s, err := b.run(spec, note, p)
 		if err == nil {
 			return s, nil
 		}
@@ -78,13 +79,38 @@ func (p *Pool) take() (*blank, error) {
 	}
 	wait := make(chan offer, 1)
 	p.waiting = append(p.waiting, wait)
-	if p.starting < min(maxStarting, len(p.waiting)) {
-		p.starting++
-		go p.grow()
-	}
+	p.growLocked()
 	p.mu.Unlock()
 	got := <-wait
 	return got.blank, got.err
+}
+
+// growLocked starts blanks if more wait than are to come.
+func (p *Pool) growLocked() {
+	if p.starting < min(maxStarting, len(p.waiting)-p.checking) {
+		p.starting++
+		go p.grow()
+	}
+}
+
+// checks announces that check is called for a blank.
+func (p *Pool) checks() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.checking++
+}
+
+// check gives an empty blank if its mounts are as they were, and ends it otherwise.
+func (p *Pool) check(b *blank) {
+	if b.unchanged() {
+		p.give(b)
+	} else {
+		b.discard()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.checking--
+	p.growLocked()
 }
 
 // grow starts blanks, one after the other, while somebody waits.

@@ -89,9 +89,9 @@ func (spec Spec) check() error {
 	return nil
 }
 
-// run has a program run in the blank and returns when that runs or cannot. keep gets the blank when it can run another;
-// without keep it ends with the program. An error wraps errGone: the scope ended too early, and nothing has begun.
-func (b *blank) run(spec Spec, note func(string), keep func(*blank)) (*Scope, error) {
+// run has a program run in the blank and returns when that runs or cannot. pool gets the blank when it can run another;
+// without one it ends with the program. An error wraps errGone: the scope ended too early, and nothing has begun.
+func (b *blank) run(spec Spec, note func(string), pool *Pool) (*Scope, error) {
 	for _, text := range b.notes {
 		if note != nil {
 			note(text)
@@ -103,40 +103,41 @@ func (b *blank) run(spec Spec, note func(string), keep func(*blank)) (*Scope, er
 	switch {
 	case err == nil:
 		close(s.started)
-		go s.watch(keep)
+		go s.watch(pool)
 		return s, nil
 	case errors.Is(err, errGone), errors.Is(err, syscall.ENOMEM): // no process begins in a namespace that has ended: ENOMEM
 		return nil, errors.Join(errGone, err)
 	}
 	errno, _ := errors.AsType[syscall.Errno](err)
 	s.result, s.over = Result{Failed: err.Error(), Errno: errno}, true
-	b.release(keep != nil, keep)
+	if pool != nil {
+		pool.give(b)
+	} else {
+		b.discard()
+	}
 	close(s.done)
 	return s, nil
 }
 
 // watch waits for the end of the program and then ends whatever it left.
-func (s *Scope) watch(keep func(*blank)) {
+func (s *Scope) watch(pool *Pool) {
 	status := <-s.ended
 	s.result = Result{Code: status.ExitStatus()}
 	if status.Signaled() {
 		s.result = Result{Signal: status.Signal()}
 	}
-	free := keep != nil && s.blank.empty() && s.blank.unchanged()
+	empty := pool != nil && s.blank.empty()
 	s.mu.Lock()
 	s.over = true
 	s.mu.Unlock()
-	s.blank.release(free, keep)
-	close(s.done)
-}
-
-// release passes a blank on that is free for another program, and ends any other.
-func (b *blank) release(free bool, keep func(*blank)) {
-	if free {
-		keep(b)
+	if empty { // nothing is left: whoever waits need not wait for more
+		pool.checks()
+		close(s.done)
+		pool.check(s.blank)
 		return
 	}
-	b.discard()
+	s.blank.discard()
+	close(s.done)
 }
 
 // Started is closed when the program runs. It stays open if that never happens.

@@ -119,7 +119,14 @@ func TestSpecReachesTheProgram(t *testing.T) {
 	}
 }
 
-func (p *Pool) pids() (pids []int) {
+// pids gives the first processes of what the pool keeps, once it has looked at all that may be kept.
+func (p *Pool) pids(t *testing.T) (pids []int) {
+	t.Helper()
+	until(t, "the look at the mounts of ended scopes", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.checking == 0
+	})
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, b := range p.blanks {
@@ -148,7 +155,7 @@ func until(t *testing.T, what string, ok func() bool) {
 func TestPoolKeepsScopes(t *testing.T) {
 	r := setup(t)
 	p := NewPool(r, 2, time.Hour)
-	if len(p.pids()) != 0 {
+	if len(p.pids(t)) != 0 {
 		t.Fatal("a pool that was not used holds scopes")
 	}
 	again, before := 0, 0
@@ -158,7 +165,7 @@ func TestPoolKeepsScopes(t *testing.T) {
 		if result.Code != 3 || out != "2\n" { // the first process and the shell
 			t.Fatalf("%d: %q %+v", i, out, result)
 		}
-		pids := p.pids()
+		pids := p.pids(t)
 		switch {
 		case i > 200:
 			t.Fatal("scopes are not used again")
@@ -174,8 +181,8 @@ func TestPoolKeepsScopes(t *testing.T) {
 		}
 	}
 	// A scope whose mounts were changed is not.
-	if _, result := script(t, p.Start, Spec{}, "mount -t tmpfs none /mnt"); result.Code != 0 || len(p.pids()) != 0 {
-		t.Fatalf("%+v, kept %v", result, p.pids())
+	if _, result := script(t, p.Start, Spec{}, "mount -t tmpfs none /mnt"); result.Code != 0 || len(p.pids(t)) != 0 {
+		t.Fatalf("%+v, kept %v", result, p.pids(t))
 	}
 	if out, _ := script(t, p.Start, Spec{}, "grep -c ' /mnt ' /proc/self/mountinfo"); out != "0\n" {
 		t.Fatalf("mounts of the program before are there: %q", out)
@@ -193,17 +200,17 @@ func TestPoolKeepsScopes(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Kill()
-	if result := s.Result(); result.Signal != syscall.SIGKILL || len(p.pids()) != 0 {
-		t.Fatalf("%+v, kept %v", result, p.pids())
+	if result := s.Result(); result.Signal != syscall.SIGKILL || len(p.pids(t)) != 0 {
+		t.Fatalf("%+v, kept %v", result, p.pids(t))
 	}
 	if rest, err := io.ReadAll(out); err != nil || len(rest) > 0 {
 		t.Fatalf("%q %v", rest, err)
 	}
 	// A pool that is not used lets go of all.
 	script(t, p.Start, Spec{}, "true")
-	pids := p.pids()
+	pids := p.pids(t)
 	p.empty()
-	if len(p.pids()) != 0 {
+	if len(p.pids(t)) != 0 {
 		t.Fatal("an idle pool holds scopes")
 	}
 	for _, pid := range pids {
