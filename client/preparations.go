@@ -23,6 +23,13 @@ func (c *Client) GetPreparation(ctx context.Context, preparationID string) (api.
 	return out, err
 }
 
+// GetPreparationNetwork gives what a preparation tried on its network, latest first.
+func (c *Client) GetPreparationNetwork(ctx context.Context, preparationID string) (api.ComputerNetwork, error) {
+	var out api.ComputerNetwork
+	err := c.do(ctx, request{method: http.MethodGet, path: preparationPath(preparationID) + "/network"}, &out)
+	return out, err
+}
+
 // ListPreparationLogs gives what the attempts of a preparation wrote after a cursor ("": from the start); limit 0 means the
 // server's default.
 func (c *Client) ListPreparationLogs(ctx context.Context, preparationID, cursor string, limit int) (api.CommandLogPage, error) {

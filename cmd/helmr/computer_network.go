@@ -57,17 +57,22 @@ Reasons:
 			if err != nil {
 				return err
 			}
-			return a.show(cmd, found, func(w *text) {
-				w.row("LAST", "KIND", "TIMES", "TO", "OUTCOME", "REASON")
-				for _, t := range found.Attempts {
-					w.row(when(t.LastAt), t.Kind, t.Count, destination(t), t.Outcome, clean(t.Reason))
-				}
-			})
+			return a.showNetwork(cmd, found)
 		},
 	}
 	which.register(c)
 	c.Flags().BoolVar(&follow, "follow", false, "go on with what it tries, until Ctrl-C")
 	return c
+}
+
+// showNetwork shows a list of what was tried, latest first.
+func (a *app) showNetwork(cmd *cobra.Command, found api.ComputerNetwork) error {
+	return a.show(cmd, found, func(w *text) {
+		w.row("LAST", "KIND", "TIMES", "TO", "OUTCOME", "REASON")
+		for _, t := range found.Attempts {
+			w.row(when(t.LastAt), t.Kind, t.Count, destination(t), t.Outcome, clean(t.Reason))
+		}
+	})
 }
 
 // networkEvery is how often a followed list is read: it changes no faster than Workers report.

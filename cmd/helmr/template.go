@@ -12,7 +12,7 @@ import (
 
 func (a *app) templateCommand() *cobra.Command {
 	return groupCommand("template", "See the recipes of computers", "  helmr template list\n  helmr template get reviewer\n  helmr template logs reviewer --follow",
-		a.templateList(), a.templateGet(), a.templateLogs())
+		a.templateList(), a.templateGet(), a.templateLogs(), a.templateNetwork())
 }
 
 func (a *app) templateList() *cobra.Command {
@@ -147,6 +147,36 @@ func (a *app) templateLogs() *cobra.Command {
 	}
 	c.Flags().BoolVar(&follow, "follow", false, "go on until the preparation has ended")
 	c.Flags().StringVar(&after, "after", "", "go on after the record with this cursor")
+	c.Flags().StringVar(&deployment, "deployment", "", "the template of this deployment instead of the current one")
+	return c
+}
+
+func (a *app) templateNetwork() *cobra.Command {
+	var deployment string
+	c := &cobra.Command{
+		Use: "network ID", Short: "Show what the prepare callback of a template tried on its network when it last ran, and why some of it was refused",
+		Long: `Shows what the prepare callback of a template tried on its network when it last ran, latest first: names that it asked for,
+connections, and the reason why something was refused. Names and addresses only; a bounded list, kept as long as the log.
+
+Reasons:
+` + refusalHelp(),
+		Example: "  helmr template network reviewer\n  helmr template network reviewer --json", Args: oneArg("the ID of a template"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := a.client()
+			if err != nil {
+				return err
+			}
+			p, err := c.LastPreparation(cmd.Context(), args[0], deployment)
+			if err != nil {
+				return err
+			}
+			found, err := c.GetPreparationNetwork(cmd.Context(), p.ID)
+			if err != nil {
+				return err
+			}
+			return a.showNetwork(cmd, found)
+		},
+	}
 	c.Flags().StringVar(&deployment, "deployment", "", "the template of this deployment instead of the current one")
 	return c
 }

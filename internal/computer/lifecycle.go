@@ -78,8 +78,10 @@ func Delete(tx *db.Tx, r *Row, now int64) error {
 	if r.Status != "available" {
 		return nil
 	}
-	if _, err := tx.Exec(sqlNetworkDelete, r.ID); err != nil {
-		return fmt.Errorf("forget network attempts: %w", err)
+	if r.Purpose == ForUse { // those of a preparation go with its log
+		if err := ForgetNetwork(tx, r.ID); err != nil {
+			return err
+		}
 	}
 	r.Status, r.WorkWanted, r.ExecutionWait, r.RetryAt = "deleting", false, nil, nil
 	r.touch(now)

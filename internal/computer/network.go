@@ -90,7 +90,7 @@ func (s *Service) ReportNetwork(ctx context.Context, req *workerpb.ReportNetwork
 	}
 	return s.db.Write(ctx, func(tx *db.Tx) error {
 		r, err := LockLease(tx, req.GetComputerId(), req.GetWorkerId(), req.GetEpoch())
-		if err != nil || r.Status != "available" {
+		if err != nil || r.Status != "available" && r.Purpose == ForUse {
 			return err
 		}
 		kept, err := networkOf(tx, req.GetComputerId())
@@ -148,7 +148,7 @@ func mergeAttempts(kept, reported []api.NetworkAttempt) []api.NetworkAttempt {
 			all = append(all, a)
 		}
 	}
-	slices.SortStableFunc(all, func(a, b api.NetworkAttempt) int { return b.LastAt.Compare(a.LastAt.Time) })
+	latestFirst(all)
 	return all[:min(len(all), maxAttempts)]
 }
 
@@ -163,6 +163,33 @@ func networkOf(tx *db.Tx, computerID string) ([]api.NetworkAttempt, error) {
 		return nil, fmt.Errorf("read network attempts: %w", err)
 	}
 	return list, nil
+}
+
+// NetworkOf gives what some Computers tried on their networks lately as one list, latest first.
+func NetworkOf(tx *db.Tx, computerIDs ...string) (api.ComputerNetwork, error) {
+	out := api.ComputerNetwork{Attempts: []api.NetworkAttempt{}}
+	for _, computerID := range computerIDs {
+		list, err := networkOf(tx, computerID)
+		if err != nil {
+			return out, err
+		}
+		out.Attempts = append(out.Attempts, list...)
+	}
+	latestFirst(out.Attempts)
+	out.Attempts = out.Attempts[:min(len(out.Attempts), maxAttempts)]
+	return out, nil
+}
+
+// ForgetNetwork removes what a Computer tried on its network.
+func ForgetNetwork(tx *db.Tx, computerID string) error {
+	if _, err := tx.Exec(sqlNetworkDelete, computerID); err != nil {
+		return fmt.Errorf("forget network attempts: %w", err)
+	}
+	return nil
+}
+
+func latestFirst(list []api.NetworkAttempt) {
+	slices.SortStableFunc(list, func(a, b api.NetworkAttempt) int { return b.LastAt.Compare(a.LastAt.Time) })
 }
 
 // Network gives what a Computer tried on its network lately, latest first; computer_not_found without the Computer.

@@ -146,7 +146,15 @@ func (s *Service) replace(ctx context.Context) (time.Duration, error) {
 // expire lets go of images that nothing will start with; their chunks are removed by whoever collects what nothing names.
 func (s *Service) expire(ctx context.Context) (time.Duration, error) {
 	now := s.now()
-	return 0, s.db.Write(ctx, func(tx *db.Tx) error {
+	again, err := s.forgetNetworks(ctx)
+	if err != nil {
+		return 0, err
+	}
+	next := time.Duration(0)
+	if again {
+		next = time.Second
+	}
+	return next, s.db.Write(ctx, func(tx *db.Tx) error {
 		unused := db.Millis(now.Add(-keepUnused))
 		if _, err := tx.Exec(sqlExpire, db.Millis(now.Add(-keepSuperseded)), unused, unused); err != nil {
 			return fmt.Errorf("expire prepared images: %w", err)

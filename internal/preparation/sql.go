@@ -11,7 +11,9 @@ const (
 		error_message = ?, started_at = ?, terminal_at = ? WHERE id = ?`
 	sqlAttempt  = `INSERT INTO preparation_attempts (preparation_id, number, command_id) VALUES (?, ?, ?)`
 	sqlAttempts = `SELECT command_id FROM preparation_attempts WHERE preparation_id = ? ORDER BY number`
-	sqlOf       = `SELECT ` + columns + ` FROM preparations WHERE environment_id = ? AND id = ?`
+	// The Computers of a preparation, and whether the log of each is over.
+	sqlComputers = `SELECT c.computer_id, c.expired_at FROM preparation_attempts a, commands c WHERE a.preparation_id = ? AND c.id = a.command_id ORDER BY a.number`
+	sqlOf        = `SELECT ` + columns + ` FROM preparations WHERE environment_id = ? AND id = ?`
 
 	sqlGet  = `SELECT ` + columns + ` FROM preparations WHERE id = ?`
 	sqlLock = sqlGet + ` {lock}`
@@ -30,6 +32,9 @@ const (
 	// Computers that cannot read the prepared image that they are to start with.
 	sqlUnreadable = `SELECT id FROM computers WHERE work_wanted = 1 AND residency = 'unavailable' AND error_code = 'computer_recovery_required'
 		AND first_disk = 'prepared' AND recovery_save_id IS NULL LIMIT 100`
+	// Computers of preparations whose logs are gone, and that still have a list of what they tried on their networks.
+	sqlTried = `SELECT n.computer_id FROM computer_network n, preparation_attempts a, commands c
+		WHERE c.id = a.command_id AND c.computer_id = n.computer_id AND c.expired_at IS NOT NULL LIMIT 100`
 	sqlForget = `UPDATE preparations SET manifest_digest = NULL WHERE id = ?`
 
 	// Images that nothing will start with: those superseded, and those of Deployments that are not current which no

@@ -14,6 +14,8 @@ func (s *Server) preparationRoutes() []route {
 			summary: "Get the last preparation of the disk that Computers of a Template start with", query: []param{deploymentParam}, handler: answers(s.templatePreparation)},
 		{method: http.MethodGet, path: "/preparations/{preparation_id}", permission: "deployments.read", operation: "getPreparation", tag: tag,
 			summary: "Get a preparation", handler: answers(s.getPreparation)},
+		{method: http.MethodGet, path: "/preparations/{preparation_id}/network", permission: "deployments.read", operation: "getPreparationNetwork", tag: tag,
+			summary: "What a preparation tried on its network, allowed and refused, latest first", handler: answers(s.getPreparationNetwork)},
 		{method: http.MethodGet, path: "/preparations/{preparation_id}/logs", permission: "deployments.read", operation: "listPreparationLogs", tag: tag,
 			summary: "Read what the attempts of a preparation wrote", query: paged(), handler: answers(s.listPreparationLogs)},
 		{method: http.MethodGet, path: "/preparations/{preparation_id}/logs/stream", permission: "deployments.read", operation: "streamPreparationLogs", tag: tag,
@@ -28,6 +30,10 @@ func (s *Server) templatePreparation(c *call) (api.Preparation, error) {
 
 func (s *Server) getPreparation(c *call) (api.Preparation, error) {
 	return s.deps.Prepare.Get(c.ctx(), c.env(), c.path("preparation_id"))
+}
+
+func (s *Server) getPreparationNetwork(c *call) (api.ComputerNetwork, error) {
+	return s.deps.Prepare.Network(c.ctx(), c.env(), c.path("preparation_id"))
 }
 
 func (s *Server) listPreparationLogs(c *call) (api.CommandLogPage, error) {

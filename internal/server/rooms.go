@@ -112,5 +112,6 @@ type Bundles interface {
 type Preparations interface {
 	Last(ctx context.Context, environmentID, templateID, deploymentID string) (api.Preparation, error)
 	Get(ctx context.Context, environmentID, preparationID string) (api.Preparation, error)
+	Network(ctx context.Context, environmentID, preparationID string) (api.ComputerNetwork, error)
 	Logs(ctx context.Context, environmentID, preparationID, cursor string, limit int) (page api.CommandLogPage, done bool, err error)
 }

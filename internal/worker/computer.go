@@ -493,6 +493,7 @@ func (c *computer) stop(ctx context.Context) error {
 	c.mu.Lock()
 	c.stopping = true
 	c.mu.Unlock()
+	c.reportLast(ctx)
 	for pause := time.Second; ; pause = min(pause*2, time.Minute) {
 		err := c.w.removeSandbox(ctx, c.id)
 		if err == nil {

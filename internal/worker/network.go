@@ -119,15 +119,33 @@ func (c *computer) reportNetwork(ctx context.Context) error {
 		if !sleep(ctx, wait) {
 			return ctx.Err()
 		}
-		list, _ := c.w.cfg.Network.Attempts(c.id)
-		req := &workerpb.ReportNetworkRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch}
-		for _, a := range list {
-			req.Attempts = append(req.Attempts, attempt(a))
-		}
-		if _, err := c.w.cfg.Server.ReportNetwork(ctx, req); err != nil && ctx.Err() == nil {
-			c.w.cfg.Log.Debug("what a computer tried on its network was not reported", "computer", c.id, "error", err)
-		}
+		c.reportTried(ctx)
 	}
+}
+
+// reportTried makes one report of what the Computer tried on its network, if that is anything.
+func (c *computer) reportTried(ctx context.Context) {
+	list, _ := c.w.cfg.Network.Attempts(c.id)
+	if len(list) == 0 {
+		return
+	}
+	req := &workerpb.ReportNetworkRequest{WorkerId: c.w.id, ComputerId: c.id, Epoch: c.epoch}
+	for _, a := range list {
+		req.Attempts = append(req.Attempts, attempt(a))
+	}
+	if _, err := c.w.cfg.Server.ReportNetwork(ctx, req); err != nil && ctx.Err() == nil {
+		c.w.cfg.Log.Debug("what a computer tried on its network was not reported", "computer", c.id, "error", err)
+	}
+}
+
+// reportLast makes the last report before the network is removed: a preparation that failed at once is read from it.
+func (c *computer) reportLast(ctx context.Context) {
+	if c.w.cfg.Network == nil {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, reportEvery)
+	defer cancel()
+	c.reportTried(limited)
 }
 
 func attempt(a egress.Attempt) *workerpb.NetworkAttempt {

@@ -29,6 +29,7 @@ func TestPrepare(t *testing.T) {
 			h.deploy("testdata/prepared")
 			h.preparesOnce()
 			h.preparationFails()
+			h.preparationIsRefused()
 			h.preparesUnderItsPolicy()
 			h.preparesWithSecrets()
 			h.preparesThroughKills()
@@ -105,6 +106,31 @@ func (h *helmr) preparationFails() {
 	stdout, stderr, exit := h.command("template", "logs", "broken", "--follow")
 	if exit != 0 || !strings.Contains(stdout, "looking for the machine") || !strings.Contains(stderr, "the machine is broken") || !strings.Contains(stderr, "ended with exit code 7") {
 		h.t.Fatalf("exit %d\n%s\n%s", exit, stdout, stderr)
+	}
+}
+
+// preparationIsRefused: whoever reads the log of a preparation that was refused the network reads what was refused, and why, also
+// when it failed at once and its Computer is gone.
+func (h *helmr) preparationIsRefused() {
+	h.t.Helper()
+	if k := h.outcome(h.sh(h.newComputer("refused", ""), "true")); k.Status != "failed" {
+		h.t.Fatalf("%+v", k.Outcome)
+	}
+	var found string
+	h.until("the refusal of a preparation is listed", func() bool {
+		stdout, stderr, code := h.command("template", "network", "refused")
+		if code != 0 {
+			h.t.Fatalf("exit %d: %s", code, stderr)
+		}
+		found = stdout
+		return strings.Contains(found, "packages.refused.example")
+	})
+	if !strings.Contains(found, "refused") || !strings.Contains(found, "name_not_allowed") {
+		h.t.Fatal(found)
+	}
+	h.until("nothing of the preparation is left", func() bool { return h.preparationPID() == 0 })
+	if stdout, _, _ := h.command("template", "network", "refused"); !strings.Contains(stdout, "packages.refused.example") {
+		h.t.Fatalf("gone with the Computer of the preparation: %s", stdout)
 	}
 }
 

@@ -26,6 +26,14 @@ export const closed = template({
   },
 })
 
+/** Asks for a name that its policy does not have, and fails at once. */
+export const refused = template({
+  ...base, id: "refused", prepareNetwork: { allowDomains: ["allowed.example"] },
+  prepare: async ({ exec }) => {
+    await exec(["node", "-e", `require("dns").lookup("packages.refused.example", (err) => process.exit(err ? 9 : 0))`])
+  },
+})
+
 export const broken = template({
   ...base, id: "broken",
   prepare: async ({ exec }) => {
