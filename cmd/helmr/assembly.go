@@ -85,7 +85,7 @@ func openInstallation(ctx context.Context, cfg installationConfig) (_ *installat
 	if cfg.lostAfter > 0 {
 		computers.LoseWorkersAfter(cfg.lostAfter)
 	}
-	computers.DenyAddresses(ownAddresses([]string{cfg.publicURL, cfg.databaseURL, cfg.blobURL, cfg.s3.Endpoint}))
+	computers.DenyAddresses(ownAddresses([]string{cfg.publicURL, cfg.databaseURL, i.blobs.Endpoint()}))
 	i.computers = computers
 	sessions := session.NewService(i.db)
 	turns := turn.NewService(i.db, time.Now)

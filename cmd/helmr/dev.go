@@ -179,7 +179,7 @@ func (d *dev) serve(ctx context.Context, ln net.Listener) (err error) {
 	if err != nil {
 		return err
 	}
-	network, err := openNetwork(ctx, filepath.Join(d.dataDir, "worker"), d.app.getenv, []string{d.database, d.blobs}, d.log)
+	network, err := openNetwork(ctx, filepath.Join(d.dataDir, "worker"), d.app.getenv, []string{d.database, inst.blobs.Endpoint()}, d.log)
 	if err != nil {
 		return err
 	}

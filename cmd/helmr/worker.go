@@ -103,7 +103,7 @@ func (a *app) runWorker(cmd *cobra.Command) (err error) {
 		return err
 	}
 	cfg.EnrollmentToken, cfg.Server, cfg.Blob = strings.TrimSpace(string(token)), worker.Remote(serverTransport(s["HELMR_SERVER_URL"]), s["HELMR_SERVER_URL"]), blobs
-	if cfg.Network, err = openNetwork(ctx, cfg.Dir, func(name string) string { return s[name] }, []string{s["HELMR_SERVER_URL"], s["HELMR_S3_ENDPOINT"]}, log); err != nil {
+	if cfg.Network, err = openNetwork(ctx, cfg.Dir, func(name string) string { return s[name] }, []string{s["HELMR_SERVER_URL"], blobs.Endpoint()}, log); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, cfg.Network.Close()) }()

@@ -43,6 +43,7 @@ type driver interface {
 	list(ctx context.Context, prefix string, each func(Info) error) error
 	batch() batch
 	check(ctx context.Context) error
+	endpoint() string
 	close() error
 }
 
@@ -98,6 +99,9 @@ func Open(ctx context.Context, rawURL string, s3 ...S3) (*Store, error) {
 
 // Check tells whether the store can be reached.
 func (s *Store) Check(ctx context.Context) error { return s.driver.check(ctx) }
+
+// Endpoint gives the URL of the server that the store is reached at, "" of a folder.
+func (s *Store) Endpoint() string { return s.driver.endpoint() }
 
 // Close gives back what the store holds open.
 func (s *Store) Close() error { return s.driver.close() }

@@ -384,6 +384,36 @@ func TestFolderSweepsOldTemporaryFilesAtOpen(t *testing.T) {
 	}
 }
 
+// What is denied to Computers is where the SDK goes, also when no setting of ours says where that is.
+func TestSpec_21_06_TheEndpointIsWhereTheClientGoes(t *testing.T) {
+	folder := open(t, "file:"+t.TempDir())
+	if got := folder.Endpoint(); got != "" {
+		t.Errorf("folder: %q", got)
+	}
+	keys := blob.S3{AccessKeyID: "id", SecretAccessKey: "secret"}
+	for url, want := range map[string]string{
+		"s3://pieces":                          "https://pieces.s3.us-east-1.amazonaws.com",
+		"s3://pieces/prefix?region=eu-west-3":  "https://pieces.s3.eu-west-3.amazonaws.com",
+		"s3://with.dots?region=eu-west-3":      "https://s3.eu-west-3.amazonaws.com",
+		"s3://pieces/prefix?region=cn-north-1": "https://pieces.s3.cn-north-1.amazonaws.com.cn",
+	} {
+		if got := open(t, url, keys).Endpoint(); got != want {
+			t.Errorf("%s: %q, want %q", url, got, want)
+		}
+	}
+	keys.Endpoint = "http://10.1.2.3:9000"
+	if got := open(t, "s3://pieces", keys).Endpoint(); got != keys.Endpoint {
+		t.Errorf("with an endpoint: %q", got)
+	}
+	// The SDK's own setting, which it reads where it finds the credentials itself.
+	t.Setenv("AWS_ACCESS_KEY_ID", "id")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")
+	t.Setenv("AWS_ENDPOINT_URL_S3", "https://store.example")
+	if got := open(t, "s3://pieces").Endpoint(); got != "https://pieces.store.example" {
+		t.Errorf("with AWS_ENDPOINT_URL_S3: %q", got)
+	}
+}
+
 func TestOpenNamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	for url, want := range map[string]string{

@@ -24,7 +24,10 @@ const defaultRegion = "us-east-1"
 const partSize = 8 << 20
 
 // bucket keeps objects in an S3-compatible bucket. An upload becomes visible when it is complete.
-type bucket struct{ b *blob.Bucket }
+type bucket struct {
+	b  *blob.Bucket
+	at string // see Store.Endpoint
+}
 
 func openBucket(ctx context.Context, u *url.URL, access S3) (*bucket, error) {
 	query := u.Query()
@@ -56,8 +59,32 @@ func openBucket(ctx context.Context, u *url.URL, access S3) (*bucket, error) {
 	if prefix := strings.Trim(u.Path, "/"); prefix != "" {
 		b = blob.PrefixedBucket(b, prefix+"/")
 	}
-	return &bucket{b}, nil
+	at, err := endpoint(ctx, client, u.Host)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("find the endpoint of bucket %s: %w", u.Host, err), b.Close())
+	}
+	return &bucket{b: b, at: at}, nil
 }
+
+// endpoint gives the URL at which a client reaches a bucket. The client is asked itself, by having it sign a request that is
+// never sent, so that what the SDK takes from its own settings counts.
+func endpoint(ctx context.Context, client *s3.Client, bucket string) (string, error) {
+	presign := s3.NewPresignClient(client, s3.WithPresignClientFromClientOptions(func(o *s3.Options) {
+		o.Credentials = credentials.NewStaticCredentialsProvider("none", "none", "")
+		o.DisableS3ExpressSessionAuth = aws.Bool(true)
+	}))
+	r, err := presign.PresignHeadBucket(ctx, &s3.HeadBucketInput{Bucket: aws.String(bucket)})
+	if err != nil {
+		return "", err
+	}
+	u, err := url.Parse(r.URL)
+	if err != nil {
+		return "", err
+	}
+	return u.Scheme + "://" + u.Host, nil
+}
+
+func (k *bucket) endpoint() string { return k.at }
 
 func s3Config(ctx context.Context, region string, access S3) (aws.Config, error) {
 	if access.AccessKeyID != "" {

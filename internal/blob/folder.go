@@ -202,6 +202,8 @@ func (f *folder) list(ctx context.Context, prefix string, each func(Info) error)
 	return err
 }
 
+func (f *folder) endpoint() string { return "" }
+
 func (f *folder) check(context.Context) error {
 	info, err := os.Stat(filepath.Join(f.root, tmpFolder))
 	if err != nil {
