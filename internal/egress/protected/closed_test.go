@@ -215,9 +215,6 @@ func TestSpec_10_12_SmuggledRequestsAreOne(t *testing.T) {
 func TestOriginsAreVerified(t *testing.T) {
 	t.Parallel()
 	l := setup(t, nil)
-	l.g.Close()
-	l.g.upstream.TLSClientConfig.RootCAs = x509.NewCertPool()
-	l.g = New(l.g.cfg)
 	l.g.upstream.TLSClientConfig.RootCAs = x509.NewCertPool() // nobody is trusted
 	code, body := l.do(l.client(true), newRequest(t, "GET", "https://"+apiName+"/", nil, "Authorization", l.placeholder))
 	if code != 502 || !strings.Contains(body, "certificate") || len(l.arrived()) != 0 {

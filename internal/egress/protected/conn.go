@@ -11,26 +11,111 @@ import (
 )
 
 // guarded is a connection that begins with what was already read of it, belongs to one origin, and is given up when its
-// other end takes nothing for too long.
+// other end takes nothing for too long. It carries TLS, and gathers what comes and goes in a row: each system call costs
+// about as much as the cryptography of its record, and the Computer's network takes large segments for far less.
 type guarded struct {
 	net.Conn
-	read   []byte
+	read   []byte // came, and was not taken yet
+	ahead  []byte // what read is in, once there was more than a record at once
 	origin Origin
 	done   func()
 	once   sync.Once
 	until  atomic.Int64 // a deadline that its user set for writing, in nanoseconds; 0 for none
+
+	mu sync.Mutex
+	// all below are guarded by mu
+	held *[]byte // full records that are not sent yet
+	due  *time.Timer
+	err  error // of what was held
 }
+
+// fullRecord is the length from which on a record of TLS is one of several.
+const fullRecord = 16 << 10
+
+// holding lends what records are held in.
+var holding = sync.Pool{New: func() any {
+	b := make([]byte, 0, gather)
+	return &b
+}}
 
 func (c *guarded) Read(p []byte) (int, error) {
-	if len(c.read) > 0 {
-		n := copy(p, c.read)
-		c.read = c.read[n:]
-		return n, nil
+	if len(c.read) == 0 {
+		if len(p) < fullRecord {
+			return c.Conn.Read(p)
+		}
+		if c.ahead == nil {
+			c.ahead = make([]byte, gather)
+		}
+		n, err := c.Conn.Read(c.ahead)
+		if n == 0 {
+			return 0, err
+		}
+		c.read = c.ahead[:n]
 	}
-	return c.Conn.Read(p)
+	n := copy(p, c.read)
+	c.read = c.read[n:]
+	return n, nil
 }
 
+// Write sends what it is given, with what was held. A full record is held for a moment, because more are likely to follow.
 func (c *guarded) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return 0, c.err
+	}
+	full := len(p) >= fullRecord
+	if c.held == nil && !full {
+		return c.send(p)
+	}
+	if c.held != nil && len(*c.held)+len(p) > gather {
+		if err := c.sendHeldLocked(); err != nil {
+			return 0, err
+		}
+	}
+	c.holdLocked(p)
+	if !full {
+		if err := c.sendHeldLocked(); err != nil {
+			return 0, err
+		}
+	}
+	return len(p), nil
+}
+
+func (c *guarded) holdLocked(p []byte) {
+	if c.held == nil {
+		c.held = holding.Get().(*[]byte)
+		if c.due == nil {
+			c.due = time.AfterFunc(gatherFor, c.sendDue)
+		} else {
+			c.due.Reset(gatherFor)
+		}
+	}
+	*c.held = append(*c.held, p...)
+}
+
+// sendDue sends what was held long enough.
+func (c *guarded) sendDue() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_ = c.sendHeldLocked() // the next Write has the error
+}
+
+// sendHeldLocked sends what is held.
+func (c *guarded) sendHeldLocked() error {
+	if c.held == nil {
+		return nil
+	}
+	held := c.held
+	c.held = nil
+	c.due.Stop()
+	_, c.err = c.send(*held)
+	*held = (*held)[:0]
+	holding.Put(held)
+	return c.err
+}
+
+func (c *guarded) send(p []byte) (int, error) {
 	end := time.Now().Add(stallTimeout)
 	if until := c.until.Load(); until != 0 {
 		end = time.Unix(0, min(end.UnixNano(), until))

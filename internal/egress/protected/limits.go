@@ -21,6 +21,10 @@ const (
 	// Receive windows of HTTP/2 in bytes: with MaxConnections they bound what waits in memory for a slow reader.
 	windowUpload   = 256 << 10
 	windowDownload = 1 << 20
+	// gather bounds what is read at once, and what is sent at once, of a connection that carries much, in bytes; gatherFor is
+	// how long a full record waits for the next.
+	gather    = 64 << 10
+	gatherFor = 500 * time.Microsecond
 
 	handshakeTimeout = 10 * time.Second
 	headerTimeout    = 10 * time.Second // from the first byte of a request to the end of its headers
