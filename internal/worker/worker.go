@@ -94,6 +94,9 @@ type Worker struct {
 	changed chan struct{}
 	wait    sync.WaitGroup
 	leaving bool
+	// adopted is closed when Run has taken up what it found, or has ended; ready does it.
+	adopted chan struct{}
+	ready   func()
 	// offered says that the server knows what this Worker offers; guarded by mu.
 	offered bool
 	// leaseUntil is when the lease is over, by uptime; beatEvery the period of heartbeats. Both are guarded by mu.
@@ -130,12 +133,14 @@ func New(cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Worker{cfg: cfg, assets: a, disks: d, logs: &logs{dir: filepath.Join(cfg.Dir, "logs")}, computers: map[string]*computer{}, changed: make(chan struct{}), beatEvery: heartbeatEvery}, nil
+	adopted := make(chan struct{})
+	return &Worker{adopted: adopted, ready: sync.OnceFunc(func() { close(adopted) }), cfg: cfg, assets: a, disks: d, logs: &logs{dir: filepath.Join(cfg.Dir, "logs")}, computers: map[string]*computer{}, changed: make(chan struct{}), beatEvery: heartbeatEvery}, nil
 }
 
 // Run registers the Worker, adopts what it finds and hosts Computers until ctx ends. It leaves sandboxes running: a
 // Worker on the same folder adopts them. Call Leave before for an orderly stop.
 func (w *Worker) Run(ctx context.Context) error {
+	defer w.ready()
 	secret, fresh, err := w.secret()
 	if err != nil {
 		return err
@@ -150,6 +155,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	if err := w.adopt(ctx); err != nil {
 		return err
 	}
+	w.ready()
 	run, stop := context.WithCancel(ctx)
 	defer stop()
 	if len(w.cfg.Guard) > 0 {
@@ -452,6 +458,10 @@ func (w *Worker) Leave(ctx context.Context) error {
 	w.mu.Lock()
 	w.leaving = true
 	w.mu.Unlock()
+	select {
+	case <-w.adopted: // what an earlier Worker left has to be stopped too
+	case <-ctx.Done():
+	}
 	for {
 		err := w.beat(ctx)
 		if w.waitEmptyFor(ctx, time.Second) {
