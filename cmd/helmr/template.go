@@ -11,7 +11,7 @@ import (
 )
 
 func (a *app) templateCommand() *cobra.Command {
-	return groupCommand("template", "See the recipes of computers", "  helmr template list\n  helmr template get reviewer\n  helmr template logs reviewer --follow",
+	return groupCommand("template", "See the recipes of computers", "  helmr template list\n  helmr template get reviewer\n  helmr template logs reviewer --follow\n  helmr template network reviewer",
 		a.templateList(), a.templateGet(), a.templateLogs(), a.templateNetwork())
 }
 
@@ -104,6 +104,16 @@ func preparationText(p api.Preparation) string {
 	return p.Status
 }
 
+// lastPreparation gives the last preparation of a template, and the client that asked for it.
+func (a *app) lastPreparation(cmd *cobra.Command, templateID, deploymentID string) (*client.Client, api.Preparation, error) {
+	c, err := a.client()
+	if err != nil {
+		return nil, api.Preparation{}, err
+	}
+	p, err := c.LastPreparation(cmd.Context(), templateID, deploymentID)
+	return c, p, err
+}
+
 func (a *app) templateLogs() *cobra.Command {
 	var follow bool
 	var after, deployment string
@@ -111,11 +121,7 @@ func (a *app) templateLogs() *cobra.Command {
 		Use: "logs ID", Short: "Show what the prepare callback of a template wrote when it last ran, stdout and stderr apart",
 		Example: "  helmr template logs reviewer\n  helmr template logs reviewer --follow", Args: oneArg("the ID of a template"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			p, err := c.LastPreparation(cmd.Context(), args[0], deployment)
+			c, p, err := a.lastPreparation(cmd, args[0], deployment)
 			if err != nil {
 				return err
 			}
@@ -162,11 +168,7 @@ Reasons:
 ` + refusalHelp(),
 		Example: "  helmr template network reviewer\n  helmr template network reviewer --json", Args: oneArg("the ID of a template"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.client()
-			if err != nil {
-				return err
-			}
-			p, err := c.LastPreparation(cmd.Context(), args[0], deployment)
+			c, p, err := a.lastPreparation(cmd, args[0], deployment)
 			if err != nil {
 				return err
 			}

@@ -84,7 +84,7 @@ func (s *Service) expire(ctx context.Context) (time.Duration, error) {
 	now := s.now()
 	var due []string
 	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
-		due, err = ids(tx, sqlExpiring, db.Millis(now.Add(-Retention)))
+		due, err = tx.Column(sqlExpiring, db.Millis(now.Add(-Retention)))
 		return err
 	})
 	if err != nil {
@@ -115,7 +115,7 @@ func (s *Service) expire(ctx context.Context) (time.Duration, error) {
 func (s *Service) reconciled(ctx context.Context) (time.Duration, error) {
 	var due []string
 	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
-		due, err = ids(tx, sqlReconcilable)
+		due, err = tx.Column(sqlReconcilable)
 		return err
 	})
 	if err != nil || len(due) == 0 {
@@ -137,7 +137,7 @@ func (s *Service) deleteUnused(ctx context.Context) (time.Duration, error) {
 	now := db.Millis(s.now())
 	var due []string
 	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
-		due, err = ids(tx, sqlUnused, now, now, now)
+		due, err = tx.Column(sqlUnused, now, now, now)
 		return err
 	})
 	if err != nil {
@@ -150,7 +150,7 @@ func (s *Service) deleteUnused(ctx context.Context) (time.Duration, error) {
 			if err != nil {
 				return err
 			}
-			still, err := ids(tx, sqlUnusedOne, now, now, now, computerID)
+			still, err := tx.Column(sqlUnusedOne, now, now, now, computerID)
 			if err != nil || len(still) == 0 {
 				return err
 			}
@@ -166,15 +166,4 @@ func (s *Service) deleteUnused(ctx context.Context) (time.Duration, error) {
 		}))
 	}
 	return 0, errors.Join(errs...)
-}
-
-func ids(tx *db.Tx, query string, args ...any) ([]string, error) {
-	var out []string
-	err := tx.Query(func(sc func(...any) error) error {
-		var one string
-		err := sc(&one)
-		out = append(out, one)
-		return err
-	}, query, args...)
-	return out, err
 }

@@ -248,7 +248,7 @@ func (s *Service) emptyUnused(ctx context.Context) (time.Duration, error) {
 	before := db.Millis(s.now().Add(-StaysUnused))
 	var unused []string
 	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
-		unused, err = ids(tx, sqlUnused, before)
+		unused, err = tx.Column(sqlUnused, before)
 		return err
 	})
 	if err != nil {
@@ -287,7 +287,7 @@ func (s *Service) findLost(ctx context.Context) (time.Duration, error) {
 	before := db.Millis(now.Add(-s.lostAfter))
 	var silent []string
 	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
-		silent, err = ids(tx, sqlWorkersSilent, before)
+		silent, err = tx.Column(sqlWorkersSilent, before)
 		return err
 	})
 	if err != nil {

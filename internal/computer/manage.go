@@ -167,7 +167,7 @@ func (s *Service) drainAll(ctx context.Context) (time.Duration, error) {
 	var next *int64
 	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
 		next = nil
-		if draining, err = ids(tx, sqlWorkersDraining); err != nil {
+		if draining, err = tx.Column(sqlWorkersDraining); err != nil {
 			return err
 		}
 		_, err = tx.Get([]any{&next}, sqlNextShutdown, db.Millis(s.now()))

@@ -55,7 +55,7 @@ func (s *Service) seeOwn(ctx context.Context) (time.Duration, error) {
 // see writes down where an owner is, unless that was done lately. What is no address of a machine on an IPv4 network is
 // passed over.
 func (s *Service) see(tx *db.Tx, owner string, addresses []string) error {
-	known, err := ids(tx, sqlDeniedOf, owner, db.Millis(s.now().Add(-seeEvery)))
+	known, err := tx.Column(sqlDeniedOf, owner, db.Millis(s.now().Add(-seeEvery)))
 	if err != nil {
 		return fmt.Errorf("read addresses: %w", err)
 	}
@@ -74,7 +74,7 @@ func (s *Service) see(tx *db.Tx, owner string, addresses []string) error {
 
 // denied lists the addresses that Computers are kept from, those that were seen last if there are too many.
 func (s *Service) denied(tx *db.Tx) ([]string, error) {
-	list, err := ids(tx, sqlDenied, db.Millis(s.now().Add(-denyFor)), maxDenied)
+	list, err := tx.Column(sqlDenied, db.Millis(s.now().Add(-denyFor)), maxDenied)
 	if err != nil {
 		return nil, fmt.Errorf("read denied addresses: %w", err)
 	}
@@ -182,7 +182,7 @@ func NetworkOf(tx *db.Tx, computerIDs ...string) (api.ComputerNetwork, error) {
 
 // ForgetNetwork removes what a Computer tried on its network.
 func ForgetNetwork(tx *db.Tx, computerID string) error {
-	if _, err := tx.Exec(sqlNetworkDelete, computerID); err != nil {
+	if err := tx.Do(sqlNetworkDelete, computerID); err != nil {
 		return fmt.Errorf("forget network attempts: %w", err)
 	}
 	return nil
@@ -198,7 +198,7 @@ func (s *Service) Network(ctx context.Context, environmentID, computerID string)
 	err := s.db.Read(ctx, func(tx *db.Tx) error {
 		_, err := ResidencyOf(tx, environmentID, computerID)
 		if err == nil {
-			out.Attempts, err = networkOf(tx, computerID)
+			out, err = NetworkOf(tx, computerID)
 		}
 		return err
 	})

@@ -283,7 +283,7 @@ func leasesOf(tx *db.Tx, workerID string) ([]*workerpb.Lease, error) {
 
 // LostComputers gives the Computers whose Worker is lost but whose loss is not recorded yet.
 func LostComputers(tx *db.Tx) ([]string, error) {
-	return ids(tx, sqlWorkersLostHold)
+	return tx.Column(sqlWorkersLostHold)
 }
 
 // OnLostWorker tells whether a locked Computer is on a lost Worker.
@@ -293,15 +293,4 @@ func OnLostWorker(tx *db.Tx, r *Row) (bool, error) {
 	}
 	w, err := lockWorker(tx, sqlWorkerGet, *r.WorkerID)
 	return w != nil && w.status == WorkerLost, err
-}
-
-func ids(tx *db.Tx, query string, args ...any) ([]string, error) {
-	var out []string
-	err := tx.Query(func(sc func(...any) error) error {
-		var one string
-		err := sc(&one)
-		out = append(out, one)
-		return err
-	}, query, args...)
-	return out, err
 }

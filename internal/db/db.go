@@ -152,6 +152,18 @@ func (t *Tx) Get(dest []any, query string, args ...any) (bool, error) {
 	return found, err
 }
 
+// Column gives the only column of each row of query, a text.
+func (t *Tx) Column(query string, args ...any) ([]string, error) {
+	var out []string
+	err := t.Query(func(scan func(...any) error) error {
+		var one string
+		err := scan(&one)
+		out = append(out, one)
+		return err
+	}, query, args...)
+	return out, err
+}
+
 // Signal asks that whoever waits on topic looks again once this transaction is committed.
 func (t *Tx) Signal(topic string) {
 	for _, have := range t.topics {

@@ -99,8 +99,10 @@ func (d *DB) tryPostgres(ctx context.Context, fn func(*Tx) error) error {
 			return err
 		}
 		if err := q.commit(ctx, d.echoes.sender, tx.topics); err != nil {
-			d.echoes.heed()
-			d.hub.Signal(tx.topics...) // the answer may be lost, and the commit done
+			if conn.IsClosed() { // the answer may be lost, and the commit done
+				d.echoes.heed()
+				d.hub.Signal(tx.topics...)
+			}
 			return fmt.Errorf("commit: %w", err)
 		}
 		d.hub.Signal(tx.topics...)

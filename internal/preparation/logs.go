@@ -32,18 +32,13 @@ func (s *Service) Logs(ctx context.Context, environmentID, preparationID, cursor
 	var over bool
 	var commands []string
 	err = s.db.Read(ctx, func(tx *db.Tx) error {
-		commands = nil
 		p, err := get(tx, environmentID, preparationID)
 		if err != nil {
 			return err
 		}
 		over = !p.open()
-		return tx.Query(func(sc func(...any) error) error {
-			var id string
-			err := sc(&id)
-			commands = append(commands, id)
-			return err
-		}, sqlAttempts, preparationID)
+		commands, err = tx.Column(sqlAttempts, preparationID)
+		return err
 	})
 	if err != nil {
 		return page, false, err

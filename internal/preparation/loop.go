@@ -109,14 +109,9 @@ func (s *Service) renew(tx *db.Tx, r deployment.Refreshed) (left time.Duration, 
 // replace has images that cannot be read any more made again, for the Computers that never had a Save of their own.
 func (s *Service) replace(ctx context.Context) (time.Duration, error) {
 	var found []string
-	err := s.db.Read(ctx, func(tx *db.Tx) error {
-		found = nil
-		return tx.Query(func(sc func(...any) error) error {
-			var id string
-			err := sc(&id)
-			found = append(found, id)
-			return err
-		}, sqlUnreadable)
+	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
+		found, err = tx.Column(sqlUnreadable)
+		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("find unreadable images: %w", err)
@@ -146,15 +141,10 @@ func (s *Service) replace(ctx context.Context) (time.Duration, error) {
 // expire lets go of images that nothing will start with; their chunks are removed by whoever collects what nothing names.
 func (s *Service) expire(ctx context.Context) (time.Duration, error) {
 	now := s.now()
-	again, err := s.forgetNetworks(ctx)
-	if err != nil {
-		return 0, err
-	}
-	next := time.Duration(0)
-	if again {
-		next = time.Second
-	}
-	return next, s.db.Write(ctx, func(tx *db.Tx) error {
+	return 0, s.db.Write(ctx, func(tx *db.Tx) error {
+		if err := forgetNetworks(tx); err != nil {
+			return err
+		}
 		unused := db.Millis(now.Add(-keepUnused))
 		if _, err := tx.Exec(sqlExpire, db.Millis(now.Add(-keepSuperseded)), unused, unused); err != nil {
 			return fmt.Errorf("expire prepared images: %w", err)

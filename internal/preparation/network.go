@@ -10,28 +10,19 @@ import (
 	"helmr.dev/helmr/internal/fault"
 )
 
-// forgetNetworks removes what preparations tried on their networks once their logs are gone. again tells that there may be more.
-func (s *Service) forgetNetworks(ctx context.Context) (again bool, err error) {
-	err = s.db.Write(ctx, func(tx *db.Tx) error {
-		var computers []string
-		err := tx.Query(func(sc func(...any) error) error {
-			var id string
-			err := sc(&id)
-			computers = append(computers, id)
+// forgetNetworks removes what preparations tried on their networks once their logs are gone, some at a time: nobody reads it
+// any more.
+func forgetNetworks(tx *db.Tx) error {
+	computers, err := tx.Column(sqlTried)
+	if err != nil {
+		return fmt.Errorf("find networks of expired logs: %w", err)
+	}
+	for _, computerID := range computers {
+		if err := computer.ForgetNetwork(tx, computerID); err != nil {
 			return err
-		}, sqlTried)
-		if err != nil {
-			return fmt.Errorf("find networks of expired logs: %w", err)
 		}
-		again = len(computers) > 0
-		for _, computerID := range computers {
-			if err := computer.ForgetNetwork(tx, computerID); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	return again, err
+	}
+	return nil
 }
 
 // Network gives what the attempts of a preparation tried on their networks, latest first. It is kept as long as the log. Errors:

@@ -164,25 +164,13 @@ func Children(tx *db.Tx, sessionID string) ([]string, error) {
 
 // IdleDue gives Sessions whose idle clock has reached closeAfterIdle.
 func IdleDue(tx *db.Tx, now int64) ([]string, error) {
-	var out []string
-	err := tx.Query(func(sc func(...any) error) error {
-		var one string
-		err := sc(&one)
-		out = append(out, one)
-		return err
-	}, sqlIdleDue, now)
-	return out, err
+	return tx.Column(sqlIdleDue, now)
 }
 
 // HibernationDue gives the Computers of Sessions whose idle clock reached hibernateAfterIdle after one time and until
 // another, and when the next one does, nil if none will.
 func HibernationDue(tx *db.Tx, after, until int64) (computers []string, next *int64, err error) {
-	err = tx.Query(func(sc func(...any) error) error {
-		var one string
-		err := sc(&one)
-		computers = append(computers, one)
-		return err
-	}, sqlHibernationDue, after, until)
+	computers, err = tx.Column(sqlHibernationDue, after, until)
 	if err == nil {
 		_, err = tx.Get([]any{&next}, sqlHibernationNext, until)
 	}
@@ -198,14 +186,7 @@ func LiveProcesses(tx *db.Tx, computerID string) (int64, error) {
 
 // OverdueComputers gives Computers with a process that was told to stop at or before the given time and has not ended.
 func OverdueComputers(tx *db.Tx, before int64) ([]string, error) {
-	var out []string
-	err := tx.Query(func(sc func(...any) error) error {
-		var one string
-		err := sc(&one)
-		out = append(out, one)
-		return err
-	}, sqlOverdue, before)
-	return out, err
+	return tx.Column(sqlOverdue, before)
 }
 
 // Hold places a hold on r and gives its id.
@@ -293,14 +274,7 @@ func CausalDepth(tx *db.Tx, sessionID string) (int64, error) {
 
 // Expiring gives released Sessions whose history is due to lose its payloads, at most limit.
 func Expiring(tx *db.Tx, now int64, limit int) ([]string, error) {
-	var out []string
-	err := tx.Query(func(sc func(...any) error) error {
-		var one string
-		err := sc(&one)
-		out = append(out, one)
-		return err
-	}, sqlExpiring, now, limit)
-	return out, err
+	return tx.Column(sqlExpiring, now, limit)
 }
 
 // Expire takes the data out of a released Session's events; records and sequences stay. It tells whether this call did

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -62,14 +63,9 @@ func (c *Collector) Loops() []loop.Piece {
 // collectAll collects every Environment that no other server has just collected. What fails waits for the next time.
 func (c *Collector) collectAll(ctx context.Context) (time.Duration, error) {
 	var environments []string
-	err := c.db.Read(ctx, func(tx *db.Tx) error {
-		environments = nil
-		return tx.Query(func(scan func(...any) error) error {
-			var id string
-			err := scan(&id)
-			environments = append(environments, id)
-			return err
-		}, sqlAll)
+	err := c.db.Read(ctx, func(tx *db.Tx) (err error) {
+		environments, err = tx.Column(sqlAll)
+		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("read environments: %w", err)
@@ -173,15 +169,23 @@ func (c *Collector) begin(environmentID string) *collection {
 
 // mark notes what the present roots need.
 func (r *collection) mark(ctx context.Context) error {
-	var fresh []string
-	err := r.db.Read(ctx, func(tx *db.Tx) (err error) {
+	fresh, err := r.fresh(ctx)
+	if err != nil {
+		return err
+	}
+	return r.follow(ctx, fresh)
+}
+
+// fresh reads the present roots whose references are not noted yet.
+func (r *collection) fresh(ctx context.Context) (fresh []string, err error) {
+	err = r.db.Read(ctx, func(tx *db.Tx) (err error) {
 		fresh, err = r.unmarked(tx)
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("read roots: %w", err)
+		return nil, fmt.Errorf("read roots: %w", err)
 	}
-	return r.follow(ctx, fresh)
+	return fresh, nil
 }
 
 // unmarked gives the roots whose references are not noted yet.
@@ -208,8 +212,8 @@ func (r *collection) follow(ctx context.Context, manifests []string) error {
 		err := chunk.References(ctx, r.blobs, r.environment, m, func(ref string) { r.needed[shorten(ref)] = struct{}{} })
 		if err != nil {
 			// It may have been replaced since the roots were read, and removed by another server's collection.
-			root, rerr := r.isRoot(ctx, m)
-			if rerr != nil || root {
+			roots, rerr := r.fresh(ctx)
+			if rerr != nil || slices.Contains(roots, m) {
 				return fmt.Errorf("nothing is removed: %w", errors.Join(err, rerr))
 			}
 			continue
@@ -217,23 +221,6 @@ func (r *collection) follow(ctx context.Context, manifests []string) error {
 		r.roots[m] = true
 	}
 	return nil
-}
-
-// isRoot tells whether a manifest is a root now.
-func (r *collection) isRoot(ctx context.Context, manifest string) (is bool, err error) {
-	err = r.db.Read(ctx, func(tx *db.Tx) error {
-		is = false
-		for _, roots := range r.Collector.roots {
-			if err := roots(tx, r.environment, func(m string) { is = is || m == manifest }); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		err = fmt.Errorf("read roots: %w", err)
-	}
-	return is, err
 }
 
 // isNeeded tells whether a marked root needs the name.

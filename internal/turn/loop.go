@@ -40,7 +40,7 @@ func (s *Service) deadlines(ctx context.Context) (time.Duration, error) {
 	var next *int64
 	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
 		next = nil
-		if due, err = list(tx, sqlDeadlines, now); err != nil {
+		if due, err = tx.Column(sqlDeadlines, now); err != nil {
 			return err
 		}
 		_, err = tx.Get([]any{&next}, sqlDeadline, now)
@@ -97,7 +97,7 @@ func (s *Service) overdue(ctx context.Context) (time.Duration, error) {
 		if err != nil {
 			return err
 		}
-		aborting, err := list(tx, sqlOverdue, db.Millis(now.Add(-CleanupPeriod-killGrace)))
+		aborting, err := tx.Column(sqlOverdue, db.Millis(now.Add(-CleanupPeriod-killGrace)))
 		due = append(stopping, aborting...)
 		return err
 	})
@@ -150,7 +150,7 @@ func (s *Service) closeIdle(ctx context.Context) (time.Duration, error) {
 func (s *Service) closing(ctx context.Context) (time.Duration, error) {
 	var waiting []string
 	err := s.db.Read(ctx, func(tx *db.Tx) (err error) {
-		waiting, err = list(tx, sqlClosing)
+		waiting, err = tx.Column(sqlClosing)
 		return err
 	})
 	if err != nil {
@@ -241,15 +241,4 @@ func (s *Service) expire(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	return 0, nil
-}
-
-func list(tx *db.Tx, query string, args ...any) ([]string, error) {
-	var out []string
-	err := tx.Query(func(sc func(...any) error) error {
-		var one string
-		err := sc(&one)
-		out = append(out, one)
-		return err
-	}, query, args...)
-	return out, err
 }

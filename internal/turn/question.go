@@ -136,7 +136,7 @@ func (w *work) cancelQuestions(u *unit) error {
 	if u.head.Questions == 0 {
 		return nil
 	}
-	pending, err := list(w.tx, sqlQuestionsPending, u.head.ID)
+	pending, err := w.tx.Column(sqlQuestionsPending, u.head.ID)
 	if err != nil {
 		return fmt.Errorf("read questions: %w", err)
 	}

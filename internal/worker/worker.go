@@ -451,7 +451,7 @@ func (w *Worker) watch(ctx context.Context) {
 	}
 }
 
-// Leave empties the Worker in an orderly way: Turns are aborted with shutdown, processes stopped, disks saved,
+// Leave empties the Worker in an orderly way, once Run has taken up what an earlier one left: Turns are aborted with shutdown, processes stopped, disks saved,
 // sandboxes removed. It returns when nothing is left or ctx ends; what is left then is removed without a Save by
 // RemoveAll.
 func (w *Worker) Leave(ctx context.Context) error {
@@ -459,7 +459,7 @@ func (w *Worker) Leave(ctx context.Context) error {
 	w.leaving = true
 	w.mu.Unlock()
 	select {
-	case <-w.adopted: // what an earlier Worker left has to be stopped too
+	case <-w.adopted:
 	case <-ctx.Done():
 	}
 	for {

@@ -175,16 +175,16 @@ func (p *Proxy) pass(slow bool) {
 	}
 }
 
-// questions hands on what the client says, message by message.
+// questions hands on what the client says.
 func (p *Proxy) questions(c *proxied) {
-	from := bufio.NewReader(c.client)
-	for head := 4; ; head = 5 { // the first message has no type
-		message, err := readMessage(from, head)
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := c.client.Read(buf)
 		if err != nil {
 			return
 		}
 		p.pass(false)
-		if _, err := c.server.Write(message); err != nil {
+		if _, err := c.server.Write(buf[:n]); err != nil {
 			return
 		}
 	}
@@ -195,7 +195,7 @@ func (p *Proxy) answers(c *proxied) {
 	from := bufio.NewReader(c.server)
 	losing := false
 	for {
-		message, err := readMessage(from, 5)
+		message, err := readMessage(from)
 		if err != nil {
 			return
 		}
@@ -232,17 +232,17 @@ func (p *Proxy) loses() bool {
 	return false
 }
 
-// readMessage reads one message of PostgreSQL's protocol, whose length stands in the last four bytes of its head.
-func readMessage(from io.Reader, head int) ([]byte, error) {
-	b := make([]byte, head)
+// readMessage reads one message of PostgreSQL's protocol: its kind, its length without that, and what it says.
+func readMessage(from io.Reader) ([]byte, error) {
+	b := make([]byte, 5)
 	if _, err := io.ReadFull(from, b); err != nil {
 		return nil, err
 	}
-	n := int(binary.BigEndian.Uint32(b[head-4:])) - 4
+	n := int(binary.BigEndian.Uint32(b[1:])) - 4
 	if n < 0 || n > 1<<30 {
 		return nil, fmt.Errorf("a message of %d bytes", n)
 	}
 	b = append(b, make([]byte, n)...)
-	_, err := io.ReadFull(from, b[head:])
+	_, err := io.ReadFull(from, b[5:])
 	return b, err
 }
